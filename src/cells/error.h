@@ -1,0 +1,19 @@
+/* How a call refuses: a status, and the details in words for cellkv_last_error(). */
+#ifndef CELLKV_CELLS_ERROR_H
+#define CELLKV_CELLS_ERROR_H
+
+#include <cellkv/status.h>
+
+#if defined(__GNUC__)
+#define CK_PRINTF(format, first) __attribute__((format(printf, format, first)))
+#else
+#define CK_PRINTF(format, first)
+#endif
+
+/* Records the details, printf-like, and returns `status`: `return ck_fail(CELLKV_ERROR_..., ...)`. */
+cellkv_status ck_fail(cellkv_status status, const char *format, ...) CK_PRINTF(2, 3);
+
+/* For "x is NULL", the commonest refusal. */
+cellkv_status ck_fail_null(const char *what);
+
+#endif
