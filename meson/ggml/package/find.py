@@ -1,5 +1,6 @@
-"""Prints where the installed libggml-python keeps its headers, then its libraries."""
+"""Prints the installed libggml-python's version, its header folder and its library folder."""
 
+import importlib.metadata
 import importlib.util
 import pathlib
 import sys
@@ -10,6 +11,5 @@ if spec is None or spec.origin is None:
 root = pathlib.Path(spec.origin).resolve().parent
 libraries = [root / name for name in ("lib64", "lib") if list((root / name).glob("libggml-base.*"))]
 if not libraries:
-    sys.exit("libggml-python has no library folder")
-print(root / "include")
-print(libraries[0])
+    sys.exit(f"{root} has no ggml libraries")
+print(importlib.metadata.version("libggml-python"), root / "include", libraries[0], sep="\n")
