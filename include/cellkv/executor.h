@@ -38,10 +38,13 @@ typedef struct cellkv_program {
     const cellkv_layer *layers; /* what the program will store and how far it looks back; the types
                                    are the cache's own choice and not compared. Read while an
                                    executor is made, not kept */
+    int32_t max_tensors;        /* the most tensors that build makes, those of cellkv_attend
+                                   included (at most 20 a call); 0: 256 + 64 * n_layers */
 
     /** Builds the forward of `graph`'s tokens and names its result with cellkv_graph_set_result.
      *  It must depend on nothing but the counts that the graph gives: the graph is kept and run
-     *  again for other steps of that shape. Return CELLKV_OK or any other status to give up. */
+     *  again for other steps of that shape. Called twice for each graph: to measure, then to keep.
+     *  Return CELLKV_OK or any other status to give up. */
     cellkv_status (*build)(void *context, cellkv_graph *graph);
 
     void (*retain)(void *context);  /* called when an executor starts using context; may be NULL */
@@ -89,9 +92,10 @@ typedef struct cellkv_attend_params {
  *
  *  @param layer    in [0, n_layers)
  *  @param q        F32 [head_dim_k, n_heads, n_tokens]; n_heads a multiple of the layer's n_kv_heads
- *                  (query head h reads K/V head h / (n_heads / n_kv_heads)). Any strides
- *  @param k        F32 [head_dim_k, n_kv_heads, n_tokens], rows contiguous
- *  @param v        F32 [head_dim_v, n_kv_heads, n_tokens], rows contiguous
+ *                  (query head h reads K/V head h / (n_heads / n_kv_heads)). Each head's floats
+ *                  are contiguous
+ *  @param k        F32 [head_dim_k, n_kv_heads, n_tokens]; each head's floats are contiguous
+ *  @param v        F32 [head_dim_v, n_kv_heads, n_tokens]; likewise
  *  @param params   borrowed
  *  @return    F32 [head_dim_v, n_heads, n_tokens], contiguous; NULL if an argument does not fit (the
  *             run then fails with CELLKV_ERROR_BAD_GRAPH and says which)

@@ -1,0 +1,288 @@
+#include "storage.h"
+
+#include <assert.h>
+
+#include <ggml-alloc.h>
+
+#include "cells/error.h"
+#include "cells/memory.h"
+#include "storage/device.h"
+
+_Static_assert((int)CELLKV_TYPE_F32 == (int)GGML_TYPE_F32, "types are ggml's");
+_Static_assert((int)CELLKV_TYPE_F16 == (int)GGML_TYPE_F16, "types are ggml's");
+_Static_assert((int)CELLKV_TYPE_BF16 == (int)GGML_TYPE_BF16, "types are ggml's");
+
+/* One generation of tensors, all of the same number of rows. */
+struct tensors {
+    struct ggml_context *context; /* NULL: nothing is allocated */
+    ggml_backend_buffer_t buffer;
+    struct ggml_tensor **k; /* [n_layers] */
+    struct ggml_tensor **v; /* [n_layers] */
+};
+
+struct ck_storage {
+    ggml_backend_dev_t device;
+    int32_t n_layers;
+    const cellkv_layer *layers; /* the cache's */
+    int32_t capacity;
+    int32_t rows; /* logical; the tensors have ck_pad_rows(rows) */
+    struct tensors tensors;
+    int64_t n_growths;
+    int64_t generation;
+};
+
+/* ---- tensors ---- */
+
+static void tensors_free(struct tensors *tensors)
+{
+    ggml_backend_buffer_free(tensors->buffer);
+    ggml_free(tensors->context);
+    ck_free(tensors->k);
+    ck_free(tensors->v);
+    *tensors = (struct tensors){0};
+}
+
+/* Whether all layers' rows together stay far from overflowing a size. */
+static bool size_is_sane(const struct ck_storage *storage, int32_t rows)
+{
+    double bytes = 0;
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        const cellkv_layer *layer = &storage->layers[l];
+        bytes += 4.0 * layer->n_kv_heads * ((double)layer->head_dim_k + layer->head_dim_v) * rows;
+    }
+    return bytes < (double)(SIZE_MAX / 4);
+}
+
+static bool tensors_describe(const struct ck_storage *storage, int32_t rows, struct tensors *tensors)
+{
+    const size_t n = (size_t)storage->n_layers;
+    tensors->k = ck_calloc(n, sizeof *tensors->k);
+    tensors->v = ck_calloc(n, sizeof *tensors->v);
+    struct ggml_init_params params = {.mem_size = 2 * n * ggml_tensor_overhead(), .no_alloc = true};
+    if (tensors->k == NULL || tensors->v == NULL || ck_allocation_should_fail())
+        return false;
+    tensors->context = ggml_init(params);
+    if (tensors->context == NULL)
+        return false;
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        const cellkv_layer *layer = &storage->layers[l];
+        const int64_t heads = layer->n_kv_heads;
+        tensors->k[l] = ggml_new_tensor_2d(tensors->context, (enum ggml_type)layer->type_k,
+                                           heads * layer->head_dim_k, rows);
+        tensors->v[l] = ggml_new_tensor_2d(tensors->context, (enum ggml_type)layer->type_v,
+                                           heads * layer->head_dim_v, rows);
+        ggml_format_name(tensors->k[l], "cells.k.%d", l);
+        ggml_format_name(tensors->v[l], "cells.v.%d", l);
+    }
+    return true;
+}
+
+static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct tensors *tensors)
+{
+    *tensors = (struct tensors){0};
+    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(storage->device);
+    if (size_is_sane(storage, rows) && tensors_describe(storage, rows, tensors) &&
+        !ck_allocation_should_fail())
+        tensors->buffer = ggml_backend_alloc_ctx_tensors_from_buft(tensors->context, type);
+    if (tensors->buffer == NULL) {
+        tensors_free(tensors);
+        return false;
+    }
+    ggml_backend_buffer_clear(tensors->buffer, 0);
+    return true;
+}
+
+/* Copies all of `from` into the first rows of `to`, through views made in `context`. */
+static void copy_rows(struct ggml_context *context, struct ggml_tensor *from,
+                      struct ggml_tensor *to)
+{
+    struct ggml_tensor *head = ggml_view_2d(context, to, to->ne[0], from->ne[1], to->nb[1], 0);
+    ggml_backend_view_init(head);
+    ggml_backend_tensor_copy(from, head);
+}
+
+static bool tensors_copy(const struct ck_storage *storage, const struct tensors *from,
+                         struct tensors *to)
+{
+    struct ggml_init_params params = {.mem_size = 2 * (size_t)storage->n_layers *
+                                                  ggml_tensor_overhead(),
+                                      .no_alloc = true};
+    struct ggml_context *views = ck_allocation_should_fail() ? NULL : ggml_init(params);
+    if (views == NULL)
+        return false;
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        copy_rows(views, from->k[l], to->k[l]);
+        copy_rows(views, from->v[l], to->v[l]);
+    }
+    ggml_free(views);
+    return true;
+}
+
+/* ---- growth ---- */
+
+static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows)
+{
+    int64_t rows = storage->rows > 0 ? storage->rows : 1;
+    while (rows < n_rows)
+        rows *= 2;
+    return rows < storage->capacity ? (int32_t)rows : storage->capacity;
+}
+
+/* Replaces the tensors by ones of `padded` rows: allocate all, copy all, then swap. */
+static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded)
+{
+    struct tensors grown;
+    if (!tensors_new(storage, padded, &grown))
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s", padded,
+                       ggml_backend_dev_name(storage->device));
+    if (storage->tensors.buffer != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
+        tensors_free(&grown);
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot grow to %d rows", padded);
+    }
+    tensors_free(&storage->tensors);
+    storage->tensors = grown;
+    storage->generation++;
+    return CELLKV_OK;
+}
+
+cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows)
+{
+    assert(n_rows <= storage->capacity);
+    if (n_rows <= storage->rows)
+        return CELLKV_OK;
+    const int32_t rows = grown_rows(storage, n_rows);
+    if (storage->rows == 0 || ck_pad_rows(rows) > ck_pad_rows(storage->rows)) {
+        cellkv_status status = replace_tensors(storage, ck_pad_rows(rows));
+        if (status != CELLKV_OK)
+            return status;
+    }
+    if (storage->rows > 0)
+        storage->n_growths++;
+    storage->rows = rows;
+    return CELLKV_OK;
+}
+
+/* ---- rows ---- */
+
+static void zero_run(struct ck_storage *storage, int32_t first, int32_t n)
+{
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        struct ggml_tensor *both[2] = {storage->tensors.k[l], storage->tensors.v[l]};
+        for (int i = 0; i < 2; i++)
+            ggml_backend_tensor_memset(both[i], 0, (size_t)first * both[i]->nb[1],
+                                       (size_t)n * both[i]->nb[1]);
+    }
+}
+
+void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32_t n_rows)
+{
+    int32_t n = n_rows;
+    while (n > 0 && rows[n - 1] >= storage->rows)
+        n--;
+    for (int32_t begin = 0, end; begin < n; begin = end) {
+        end = begin + 1;
+        while (end < n && rows[end] == rows[end - 1] + 1)
+            end++;
+        zero_run(storage, rows[begin], end - begin);
+    }
+}
+
+struct ggml_tensor *ck_storage_k(const struct ck_storage *storage, int32_t layer)
+{
+    return storage->tensors.k[layer];
+}
+
+struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer)
+{
+    return storage->tensors.v[layer];
+}
+
+ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage)
+{
+    return storage->device;
+}
+
+int64_t ck_storage_generation(const struct ck_storage *storage)
+{
+    return storage->generation;
+}
+
+/* ---- what cells know of it ---- */
+
+static void storage_free(struct ck_storage *storage)
+{
+    if (storage == NULL)
+        return;
+    tensors_free(&storage->tensors);
+    ck_free(storage);
+}
+
+static int32_t storage_rows(const struct ck_storage *storage)
+{
+    return storage->rows;
+}
+
+static int64_t storage_bytes(const struct ck_storage *storage)
+{
+    if (storage->tensors.buffer == NULL)
+        return 0;
+    return (int64_t)ggml_backend_buffer_get_size(storage->tensors.buffer);
+}
+
+static int64_t storage_n_growths(const struct ck_storage *storage)
+{
+    return storage->n_growths;
+}
+
+static const struct ck_storage_class storage_class = {
+    .free = storage_free,
+    .rows = storage_rows,
+    .bytes = storage_bytes,
+    .n_growths = storage_n_growths,
+};
+
+static cellkv_status check_type(const struct ck_storage *storage, int32_t layer, cellkv_type type,
+                                const char *what)
+{
+    if (type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16)
+        return CELLKV_OK;
+    return ck_fail(CELLKV_ERROR_UNSUPPORTED, "layer %d: %s of type %d cannot be stored on %s", layer,
+                   what, (int)type, ggml_backend_dev_name(storage->device));
+}
+
+static cellkv_status storage_check_types(const struct ck_storage *storage)
+{
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        cellkv_status status = check_type(storage, l, storage->layers[l].type_k, "K");
+        if (status == CELLKV_OK)
+            status = check_type(storage, l, storage->layers[l].type_v, "V");
+        if (status != CELLKV_OK)
+            return status;
+    }
+    return CELLKV_OK;
+}
+
+cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache)
+{
+    ggml_backend_dev_t device;
+    cellkv_status status = ck_device_find(config->device, &device);
+    if (status != CELLKV_OK)
+        return status;
+    struct ck_storage *storage = ck_calloc(1, sizeof *storage);
+    if (storage == NULL)
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: no memory");
+    storage->device = device;
+    storage->n_layers = cache->n_layers;
+    storage->layers = cache->layers;
+    storage->capacity = config->capacity;
+    status = storage_check_types(storage);
+    if (status == CELLKV_OK && config->initial_rows > 0)
+        status = ck_storage_reserve(storage, config->initial_rows);
+    if (status != CELLKV_OK) {
+        storage_free(storage);
+        return status;
+    }
+    cache->storage = storage;
+    cache->storage_class = &storage_class;
+    return CELLKV_OK;
+}

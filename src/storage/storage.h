@@ -1,0 +1,43 @@
+/* The K/V tensors whose rows are the cells.
+ *
+ * Per layer K [n_kv_heads * head_dim_k, rows] and V [n_kv_heads * head_dim_v, rows]. `rows` is the
+ * logical count; beneath it the tensors are padded to CK_ROW_PADDING, so that attention can read
+ * whole blocks. Every row is zero until it is written, padding included. */
+#ifndef CELLKV_STORAGE_STORAGE_H
+#define CELLKV_STORAGE_STORAGE_H
+
+#include <stdint.h>
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <cellkv/cache.h>
+
+#include "cells/cache_object.h"
+
+/* ggml's attention kernels want the rows they read in multiples of this (CUDA's needs it). */
+enum { CK_ROW_PADDING = 256 };
+
+static inline int32_t ck_pad_rows(int32_t rows)
+{
+    return (rows + CK_ROW_PADDING - 1) / CK_ROW_PADDING * CK_ROW_PADDING;
+}
+
+/* The builder of backend "ggml" (see cells/registry.h). */
+cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache);
+
+/* Makes room for rows [0, n_rows): grows by doubling up to capacity, keeping every row's bytes.
+ * Returns CELLKV_OK, or CELLKV_ERROR_OUT_OF_MEMORY with nothing changed. */
+cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows);
+
+/* Zeroes these rows, ascending, of every layer. Rows not allocated yet are passed over. */
+void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32_t n_rows);
+
+struct ggml_tensor *ck_storage_k(const struct ck_storage *storage, int32_t layer);
+struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer);
+ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage);
+
+/* Counts the times that the tensors were replaced: graphs built before a change are void. */
+int64_t ck_storage_generation(const struct ck_storage *storage);
+
+#endif
