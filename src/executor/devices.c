@@ -1,0 +1,103 @@
+#include "devices.h"
+
+#include <unistd.h>
+
+#include <ggml-cpu.h>
+
+#include "cells/error.h"
+#include "cells/memory.h"
+
+enum { MAX_DEFAULT_THREADS = 16 };
+
+/* What a backend offers beyond ggml's common interface is asked for by name: a CPU backend loaded
+ * at run time is then as good as a linked one. */
+static void *find_function(ggml_backend_dev_t device, const char *name)
+{
+    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), name);
+}
+
+static int32_t default_threads(void)
+{
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (cores < 1)
+        return 1;
+    return cores < MAX_DEFAULT_THREADS ? (int32_t)cores : MAX_DEFAULT_THREADS;
+}
+
+/* Threads that live as long as the executor: ggml would otherwise start new ones for each graph. */
+static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu)
+{
+    ggml_backend_set_n_threads_t set_n_threads =
+        (ggml_backend_set_n_threads_t)find_function(cpu, "ggml_backend_set_n_threads");
+    ggml_threadpool_t (*new_threads)(struct ggml_threadpool_params *) =
+        (ggml_threadpool_t(*)(struct ggml_threadpool_params *))find_function(cpu,
+                                                                             "ggml_threadpool_new");
+    void (*set_threads)(ggml_backend_t, ggml_threadpool_t) =
+        (void (*)(ggml_backend_t, ggml_threadpool_t))find_function(
+            cpu, "ggml_backend_cpu_set_threadpool");
+    devices->free_threads =
+        (void (*)(ggml_threadpool_t))find_function(cpu, "ggml_threadpool_free");
+
+    ggml_backend_t backend = devices->backends[devices->n_backends - 1];
+    if (set_n_threads != NULL)
+        set_n_threads(backend, devices->n_threads);
+    if (new_threads == NULL || set_threads == NULL || devices->free_threads == NULL)
+        return;
+    struct ggml_threadpool_params params = ggml_threadpool_params_default(devices->n_threads);
+    devices->threads = new_threads(&params);
+    set_threads(backend, devices->threads);
+}
+
+static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_t device)
+{
+    ggml_backend_t backend =
+        ck_allocation_should_fail() ? NULL : ggml_backend_dev_init(device, NULL);
+    if (backend == NULL)
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "device %s cannot be started",
+                       ggml_backend_dev_name(device));
+    devices->backends[devices->n_backends++] = backend;
+    return CELLKV_OK;
+}
+
+cellkv_status ck_devices_start(struct ck_devices *devices, ggml_backend_dev_t rows_device,
+                               int32_t n_threads)
+{
+    *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : default_threads()};
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (cpu == NULL)
+        return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "this ggml has no CPU device");
+    cellkv_status status = CELLKV_OK;
+    if (rows_device != cpu)
+        status = start_backend(devices, rows_device);
+    if (status == CELLKV_OK)
+        status = start_backend(devices, cpu);
+    if (status != CELLKV_OK) {
+        ck_devices_stop(devices);
+        return status;
+    }
+    devices->rows_backend = devices->backends[0];
+    start_threads(devices, cpu);
+    return CELLKV_OK;
+}
+
+void ck_devices_stop(struct ck_devices *devices)
+{
+    for (int i = 0; i < devices->n_backends; i++)
+        ggml_backend_free(devices->backends[i]);
+    if (devices->threads != NULL)
+        devices->free_threads(devices->threads);
+    *devices = (struct ck_devices){0};
+}
+
+void ck_devices_set_abort(const struct ck_devices *devices, ggml_abort_callback should_abort,
+                          void *context)
+{
+    for (int i = 0; i < devices->n_backends; i++) {
+        ggml_backend_dev_t device = ggml_backend_get_device(devices->backends[i]);
+        ggml_backend_set_abort_callback_t set_abort =
+            (ggml_backend_set_abort_callback_t)find_function(device,
+                                                             "ggml_backend_set_abort_callback");
+        if (set_abort != NULL)
+            set_abort(devices->backends[i], should_abort, context);
+    }
+}

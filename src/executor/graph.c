@@ -1,0 +1,424 @@
+#include "graph.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "attention/dense.h"
+#include "cells/error.h"
+#include "cells/memory.h"
+
+enum {
+    PINNED_PER_LAYER    = 3,
+    BASE_TENSORS        = 256,
+    TENSORS_PER_LAYER   = 64,
+    MAX_PROGRAM_TENSORS = 1 << 24,
+};
+
+/* ---- the program's side: executor.h ---- */
+
+struct ggml_context *cellkv_graph_context(cellkv_graph *graph)
+{
+    return graph->context;
+}
+
+int32_t cellkv_graph_n_tokens(const cellkv_graph *graph)
+{
+    return graph->shape.n_tokens;
+}
+
+int32_t cellkv_graph_n_outputs(const cellkv_graph *graph)
+{
+    return graph->shape.n_outputs;
+}
+
+struct ggml_tensor *cellkv_graph_tokens(cellkv_graph *graph)
+{
+    return graph->tokens;
+}
+
+struct ggml_tensor *cellkv_graph_positions(cellkv_graph *graph)
+{
+    return graph->positions;
+}
+
+struct ggml_tensor *cellkv_graph_outputs(cellkv_graph *graph)
+{
+    return graph->outputs;
+}
+
+void cellkv_graph_set_result(cellkv_graph *graph, struct ggml_tensor *result)
+{
+    graph->result = result;
+}
+
+/* Only the first failure counts: later ones follow from it. */
+#define FAIL_ONCE(graph, code, ...)                                                                \
+    ((graph)->status == CELLKV_OK ? (void)((graph)->status = ck_fail((code), __VA_ARGS__)) : (void)0)
+
+cellkv_status cellkv_graph_fail(cellkv_graph *graph, cellkv_status status, const char *message)
+{
+    FAIL_ONCE(graph, status == CELLKV_OK ? CELLKV_ERROR_BAD_GRAPH : status, "program: %s",
+              message != NULL ? message : "failed");
+    return graph->status;
+}
+
+/* ---- attend ---- */
+
+static bool is_tokens_by_heads(const struct ggml_tensor *tensor, int64_t head_dim, int64_t n_tokens)
+{
+    return tensor != NULL && tensor->type == GGML_TYPE_F32 && tensor->ne[0] == head_dim &&
+           tensor->ne[2] == n_tokens && tensor->ne[3] == 1 && tensor->nb[0] == sizeof(float);
+}
+
+static void fail_tensor(cellkv_graph *graph, int32_t layer, const char *what,
+                        const struct ggml_tensor *tensor, int64_t head_dim, const char *n_heads)
+{
+    if (tensor == NULL) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend, layer %d: %s is NULL", layer, what);
+        return;
+    }
+    FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
+              "attend, layer %d: %s is %s [%lld, %lld, %lld, %lld], expected f32 [%lld, %s, %d], each "
+              "head contiguous",
+              layer, what, ggml_type_name(tensor->type), (long long)tensor->ne[0],
+              (long long)tensor->ne[1], (long long)tensor->ne[2], (long long)tensor->ne[3],
+              (long long)head_dim, n_heads, graph->shape.n_tokens);
+}
+
+static bool check_qkv(cellkv_graph *graph, int32_t index, const cellkv_layer *layer,
+                      const struct ggml_tensor *q, const struct ggml_tensor *k,
+                      const struct ggml_tensor *v)
+{
+    const int64_t n = graph->shape.n_tokens;
+    if (!is_tokens_by_heads(q, layer->head_dim_k, n) || q->ne[1] % layer->n_kv_heads != 0)
+        fail_tensor(graph, index, "q", q, layer->head_dim_k, "a multiple of the K/V heads");
+    else if (!is_tokens_by_heads(k, layer->head_dim_k, n) || k->ne[1] != layer->n_kv_heads)
+        fail_tensor(graph, index, "k", k, layer->head_dim_k, "the K/V heads");
+    else if (!is_tokens_by_heads(v, layer->head_dim_v, n) || v->ne[1] != layer->n_kv_heads)
+        fail_tensor(graph, index, "v", v, layer->head_dim_v, "the K/V heads");
+    else
+        return true;
+    return false;
+}
+
+static bool check_params(cellkv_graph *graph, int32_t index, const struct ggml_tensor *q,
+                         const cellkv_attend_params *params)
+{
+    if (params == NULL || !isfinite(params->scale) || !isfinite(params->soft_cap) ||
+        params->soft_cap < 0) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
+                  "attend, layer %d: params need a finite scale and a soft_cap >= 0", index);
+        return false;
+    }
+    const struct ggml_tensor *sinks = params->sinks;
+    if (sinks != NULL && (sinks->type != GGML_TYPE_F32 || ggml_nelements(sinks) != q->ne[1] ||
+                          sinks->ne[0] != q->ne[1] || !ggml_is_contiguous(sinks))) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend, layer %d: sinks must be f32 [%lld]", index,
+                  (long long)q->ne[1]);
+        return false;
+    }
+    return true;
+}
+
+static bool check_layer(cellkv_graph *graph, int32_t index)
+{
+    if (index < 0 || index >= graph->shared->program->n_layers) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend: layer %d is outside [0, %d)", index,
+                  graph->shared->program->n_layers);
+        return false;
+    }
+    if (graph->attended[index]) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend: layer %d is attended twice", index);
+        return false;
+    }
+    return true;
+}
+
+struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
+                                  struct ggml_tensor *k, struct ggml_tensor *v,
+                                  const cellkv_attend_params *params)
+{
+    if (!check_layer(graph, layer))
+        return NULL;
+    const struct ck_graph_context *shared = graph->shared;
+    const cellkv_layer *shape = &shared->layers[layer];
+    if (!check_qkv(graph, layer, shape, q, k, v) || !check_params(graph, layer, q, params))
+        return NULL;
+
+    struct ggml_tensor *mask = graph->masks[shared->windows->of_layer[layer]];
+    struct ck_dense_nodes nodes = ck_dense_attend(
+        graph->context, ck_storage_k(shared->storage, layer), ck_storage_v(shared->storage, layer),
+        shape, q, k, v, graph->rows, mask, params);
+    struct ggml_tensor **pinned = graph->pinned + (size_t)layer * PINNED_PER_LAYER;
+    pinned[0] = nodes.write_k;
+    pinned[1] = nodes.write_v;
+    pinned[2] = nodes.attention;
+    /* Also when nobody reads the result: the K and V must be written. */
+    ggml_build_forward_expand(graph->nodes, nodes.write_k);
+    ggml_build_forward_expand(graph->nodes, nodes.write_v);
+    ggml_build_forward_expand(graph->nodes, nodes.attention);
+    graph->attended[layer] = true;
+    return nodes.attention;
+}
+
+/* ---- building ---- */
+
+static size_t max_tensors(const cellkv_program *program)
+{
+    if (program->max_tensors > 0)
+        return (size_t)program->max_tensors;
+    return BASE_TENSORS + TENSORS_PER_LAYER * (size_t)program->n_layers;
+}
+
+static struct ggml_tensor *new_input(cellkv_graph *graph, enum ggml_type type, int64_t ne0,
+                                     int64_t ne1, const char *name)
+{
+    struct ggml_tensor *tensor = ggml_new_tensor_2d(graph->context, type, ne0, ne1);
+    ggml_set_input(tensor);
+    ggml_set_name(tensor, name);
+    return tensor;
+}
+
+static void make_inputs(cellkv_graph *graph)
+{
+    const struct ck_shape *shape = &graph->shape;
+    graph->tokens = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "tokens");
+    graph->positions = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "positions");
+    graph->rows = new_input(graph, GGML_TYPE_I64, shape->n_tokens, 1, "rows");
+    if (shape->n_outputs > 0)
+        graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, 1, "outputs");
+    for (int32_t w = 0; w < graph->shared->windows->n_windows; w++)
+        graph->masks[w] =
+            new_input(graph, GGML_TYPE_F16, shape->extent, shape->n_tokens, "mask");
+}
+
+static void check_result(cellkv_graph *graph)
+{
+    const cellkv_program *program = graph->shared->program;
+    const struct ggml_tensor *result = graph->result;
+    if (graph->shape.n_outputs == 0) {
+        graph->result = NULL;
+        return;
+    }
+    if (result == NULL || result->type != GGML_TYPE_F32 || !ggml_is_contiguous(result) ||
+        result->ne[0] != program->n_result || ggml_nrows(result) != graph->shape.n_outputs)
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
+                  "the program's result is %s, expected contiguous f32 [%d, %d]",
+                  result == NULL ? "missing" : "of another shape or type", program->n_result,
+                  graph->shape.n_outputs);
+}
+
+static void check_attended(cellkv_graph *graph)
+{
+    for (int32_t l = 0; l < graph->shared->program->n_layers; l++)
+        if (!graph->attended[l])
+            FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "the program never attends layer %d", l);
+}
+
+static void run_build(cellkv_graph *graph)
+{
+    const cellkv_program *program = graph->shared->program;
+    const cellkv_status status = program->build(program->context, graph);
+    if (status != CELLKV_OK)
+        FAIL_ONCE(graph, status, "the program's build gave up: %s", cellkv_status_text(status));
+    check_attended(graph);
+    check_result(graph);
+    if (graph->status != CELLKV_OK || graph->result == NULL)
+        return;
+    ggml_set_output(graph->result);
+    ggml_build_forward_expand(graph->nodes, graph->result);
+}
+
+/* Whether some backend can run the node with its sources where they are. */
+static bool is_runnable(const struct ck_devices *devices, struct ggml_tensor *node)
+{
+    for (int i = 0; i < devices->n_backends; i++)
+        if (ggml_backend_supports_op(devices->backends[i], node))
+            return true;
+    return false;
+}
+
+static bool is_reachable(const struct ck_devices *devices, const struct ggml_tensor *tensor)
+{
+    const struct ggml_tensor *base = tensor->view_src != NULL ? tensor->view_src : tensor;
+    if (base->buffer == NULL)
+        return base->op != GGML_OP_NONE || (base->flags & GGML_TENSOR_FLAG_INPUT) != 0;
+    for (int i = 0; i < devices->n_backends; i++)
+        if (ggml_backend_supports_buft(devices->backends[i],
+                                       ggml_backend_buffer_get_type(base->buffer)))
+            return true;
+    return false;
+}
+
+/* What the scheduler would end the process for is refused here. */
+static void check_nodes(cellkv_graph *graph)
+{
+    const struct ck_devices *devices = graph->shared->devices;
+    for (int i = 0; i < ggml_graph_n_nodes(graph->nodes); i++) {
+        struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
+        if (!is_runnable(devices, node))
+            FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "no device runs node %s (%s)", node->name,
+                      ggml_op_desc(node));
+        for (int s = 0; s < GGML_MAX_SRC; s++)
+            if (node->src[s] != NULL && !is_reachable(devices, node->src[s]))
+                FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
+                          "node %s (%s) reads %s, which has no data or is on another device",
+                          node->name, ggml_op_desc(node), node->src[s]->name);
+    }
+}
+
+/* The graph's nodes, not allocated yet. */
+static cellkv_status describe(cellkv_graph *graph)
+{
+    const size_t n = max_tensors(graph->shared->program);
+    const struct ggml_init_params params = {
+        .mem_size = n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false),
+        .no_alloc = true,
+    };
+    graph->context = ck_allocation_should_fail() ? NULL : ggml_init(params);
+    if (graph->context == NULL)
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory for %zu tensors", n);
+    graph->context_size = params.mem_size;
+    graph->nodes = ggml_new_graph_custom(graph->context, n, false);
+    make_inputs(graph);
+    run_build(graph);
+    if (graph->status == CELLKV_OK)
+        check_nodes(graph);
+    return graph->status;
+}
+
+static cellkv_status new_empty(const struct ck_graph_context *shared, const struct ck_shape *shape,
+                               cellkv_graph **out)
+{
+    const size_t n_layers = (size_t)shared->program->n_layers;
+    cellkv_graph *graph = ck_calloc(1, sizeof *graph);
+    if (graph == NULL)
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
+    graph->shared = shared;
+    graph->shape = *shape;
+    graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
+    graph->pinned = ck_calloc(n_layers * PINNED_PER_LAYER, sizeof(struct ggml_tensor *));
+    graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
+    if (graph->masks == NULL || graph->pinned == NULL || graph->attended == NULL) {
+        ck_graph_free(graph);
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
+    }
+    *out = graph;
+    return CELLKV_OK;
+}
+
+static cellkv_status describe_new(const struct ck_graph_context *shared,
+                                  const struct ck_shape *shape, cellkv_graph **out)
+{
+    cellkv_graph *graph;
+    cellkv_status status = new_empty(shared, shape, &graph);
+    if (status != CELLKV_OK)
+        return status;
+    status = describe(graph);
+    if (status != CELLKV_OK) {
+        ck_graph_free(graph);
+        return status;
+    }
+    *out = graph;
+    return CELLKV_OK;
+}
+
+/* ---- allocating ---- */
+
+static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler)
+{
+    const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
+    for (int32_t i = 0; i < n; i++)
+        ggml_backend_sched_set_tensor_backend(scheduler, graph->pinned[i],
+                                              graph->shared->devices->rows_backend);
+}
+
+static void count_strayed(cellkv_graph *graph)
+{
+    const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
+    for (int32_t i = 0; i < n; i++)
+        if (ggml_backend_sched_get_tensor_backend(graph->scheduler, graph->pinned[i]) !=
+            graph->shared->devices->rows_backend)
+            graph->n_strayed++;
+}
+
+/* A scheduler whose compute buffers fit the graph. Measuring rewrites the graph that is measured,
+ * which is then of no further use. */
+static ggml_backend_sched_t new_scheduler(cellkv_graph *measured)
+{
+    const struct ck_devices *devices = measured->shared->devices;
+    const size_t n_tensors = (size_t)ggml_graph_n_nodes(measured->nodes) +
+                             max_tensors(measured->shared->program);
+    if (ck_allocation_should_fail())
+        return NULL;
+    ggml_backend_sched_t scheduler =
+        ggml_backend_sched_new((ggml_backend_t *)devices->backends, NULL, devices->n_backends,
+                               n_tensors, false, false);
+    if (scheduler == NULL)
+        return NULL;
+    pin_nodes(measured, scheduler);
+    if (ck_allocation_should_fail() || !ggml_backend_sched_reserve(scheduler, measured->nodes)) {
+        ggml_backend_sched_free(scheduler);
+        return NULL;
+    }
+    return scheduler;
+}
+
+static cellkv_status allocate(cellkv_graph *graph, ggml_backend_sched_t scheduler)
+{
+    graph->scheduler = scheduler;
+    pin_nodes(graph, scheduler);
+    if (!ggml_backend_sched_alloc_graph(scheduler, graph->nodes))
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory for its compute buffers");
+    count_strayed(graph);
+    return CELLKV_OK;
+}
+
+cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct ck_shape *shape,
+                           cellkv_graph **out)
+{
+    cellkv_graph *measured;
+    cellkv_status status = describe_new(shared, shape, &measured);
+    if (status != CELLKV_OK)
+        return status;
+    ggml_backend_sched_t scheduler = new_scheduler(measured);
+    ck_graph_free(measured);
+    if (scheduler == NULL)
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY,
+                       "graph: no memory for the compute buffers of %d tokens", shape->n_tokens);
+
+    cellkv_graph *graph;
+    status = describe_new(shared, shape, &graph);
+    if (status != CELLKV_OK) {
+        ggml_backend_sched_free(scheduler);
+        return status;
+    }
+    status = allocate(graph, scheduler);
+    if (status != CELLKV_OK) {
+        ck_graph_free(graph);
+        return status;
+    }
+    *out = graph;
+    return CELLKV_OK;
+}
+
+void ck_graph_free(cellkv_graph *graph)
+{
+    if (graph == NULL)
+        return;
+    ggml_backend_sched_free(graph->scheduler);
+    ggml_free(graph->context);
+    ck_free(graph->masks);
+    ck_free(graph->pinned);
+    ck_free(graph->attended);
+    ck_free(graph);
+}
+
+int64_t ck_graph_bytes(const cellkv_graph *graph)
+{
+    int64_t bytes = (int64_t)graph->context_size;
+    const struct ck_devices *devices = graph->shared->devices;
+    for (int i = 0; i < devices->n_backends; i++)
+        bytes += (int64_t)ggml_backend_sched_get_buffer_size(graph->scheduler, devices->backends[i]);
+    return bytes;
+}

@@ -1,0 +1,75 @@
+/* A program's graph for one shape of step: built, allocated, ready to be filled and run any number
+ * of times. */
+#ifndef CELLKV_EXECUTOR_GRAPH_H
+#define CELLKV_EXECUTOR_GRAPH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ggml-backend.h>
+#include <ggml.h>
+
+#include <cellkv/executor.h>
+
+#include "cells/sight.h"
+#include "executor/devices.h"
+#include "storage/storage.h"
+
+/* What a graph depends on. */
+struct ck_shape {
+    int32_t n_tokens;
+    int32_t n_outputs;
+    int32_t extent; /* rows that dense attention reads, a multiple of CK_ROW_PADDING */
+};
+
+/* The layers' distinct windows: layers of one window share one sight, one mask. */
+struct ck_windows {
+    int32_t n_windows;
+    int32_t *sizes;    /* [n_windows] window, 0: none */
+    int32_t *of_layer; /* [n_layers] index into sizes */
+};
+
+/* What all graphs of an executor share; owned by the executor, outlives the graphs. */
+struct ck_graph_context {
+    const cellkv_program *program;
+    const cellkv_layer *layers; /* [program->n_layers], the cache's: with its types */
+    const struct ck_windows *windows;
+    const struct ck_storage *storage;
+    const struct ck_devices *devices;
+};
+
+struct cellkv_graph {
+    const struct ck_graph_context *shared;
+    struct ck_shape shape;
+    struct ggml_context *context;
+    size_t context_size; /* bytes */
+    struct ggml_cgraph *nodes;
+    ggml_backend_sched_t scheduler;
+
+    /* inputs */
+    struct ggml_tensor *tokens;    /* I32 [n_tokens] */
+    struct ggml_tensor *positions; /* I32 [n_tokens] */
+    struct ggml_tensor *outputs;   /* I32 [n_outputs]; NULL if there are none */
+    struct ggml_tensor *rows;      /* I64 [n_tokens] */
+    struct ggml_tensor **masks;    /* [n_windows] F16 [extent, n_tokens] */
+
+    struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
+
+    /* attention: what must run where the rows are */
+    struct ggml_tensor **pinned; /* [3 * n_layers], those of attended layers are set */
+    bool *attended;              /* [n_layers] */
+    int32_t n_strayed;           /* pinned nodes that the scheduler put elsewhere */
+
+    cellkv_status status; /* the first failure while building */
+};
+
+/* Builds and allocates. Returns CELLKV_OK, CELLKV_ERROR_OUT_OF_MEMORY, CELLKV_ERROR_BAD_GRAPH or
+ * what the program's build returned. */
+cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct ck_shape *shape,
+                           struct cellkv_graph **graph);
+void ck_graph_free(struct cellkv_graph *graph);
+
+/* Bytes of nodes and compute buffers. */
+int64_t ck_graph_bytes(const struct cellkv_graph *graph);
+
+#endif
