@@ -11,7 +11,6 @@ enum {
     PINNED_PER_LAYER    = 3,
     BASE_TENSORS        = 256,
     TENSORS_PER_LAYER   = 64,
-    MAX_PROGRAM_TENSORS = 1 << 24,
 };
 
 /* ---- the program's side: executor.h ---- */
@@ -342,18 +341,30 @@ static void count_strayed(cellkv_graph *graph)
             graph->n_strayed++;
 }
 
+/* A bound on the tensors that the scheduler will meet: the nodes and the leafs they read. A leaf that
+ * several nodes read counts several times, which leaves its hash table some air. */
+static size_t count_tensors(const cellkv_graph *graph)
+{
+    const int n_nodes = ggml_graph_n_nodes(graph->nodes);
+    size_t n = (size_t)n_nodes;
+    for (int i = 0; i < n_nodes; i++) {
+        const struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
+        for (int s = 0; s < GGML_MAX_SRC; s++)
+            n += node->src[s] != NULL && node->src[s]->op == GGML_OP_NONE;
+    }
+    return n;
+}
+
 /* A scheduler whose compute buffers fit the graph. Measuring rewrites the graph that is measured,
  * which is then of no further use. */
 static ggml_backend_sched_t new_scheduler(cellkv_graph *measured)
 {
     const struct ck_devices *devices = measured->shared->devices;
-    const size_t n_tensors = (size_t)ggml_graph_n_nodes(measured->nodes) +
-                             max_tensors(measured->shared->program);
     if (ck_allocation_should_fail())
         return NULL;
     ggml_backend_sched_t scheduler =
         ggml_backend_sched_new((ggml_backend_t *)devices->backends, NULL, devices->n_backends,
-                               n_tensors, false, false);
+                               count_tensors(measured), false, false);
     if (scheduler == NULL)
         return NULL;
     pin_nodes(measured, scheduler);
