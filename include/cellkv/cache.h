@@ -33,40 +33,40 @@ typedef struct cellkv_cache cellkv_cache;
 
 /** How a cache lays out its sequences. */
 typedef enum cellkv_cache_kind {
-    CELLKV_CACHE_SEQUENCE     = 0, /* one sequence over contiguous rows */
-    CELLKV_CACHE_BATCHED      = 1, /* the library's best layout for many sequences */
-    CELLKV_CACHE_BATCHED_CELL = 2  /* many sequences over one pool of cells */
+    CELLKV_CACHE_SEQUENCE = 0,    /* one sequence over contiguous rows */
+    CELLKV_CACHE_BATCHED = 1,     /* the library's best layout for many sequences */
+    CELLKV_CACHE_BATCHED_CELL = 2 /* many sequences over one pool of cells */
 } cellkv_cache_kind;
 
 /** Element type of stored K or V. The values are those of ggml's enum ggml_type. */
 typedef enum cellkv_type {
-    CELLKV_TYPE_F32  = 0,
-    CELLKV_TYPE_F16  = 1,
+    CELLKV_TYPE_F32 = 0,
+    CELLKV_TYPE_F16 = 1,
     CELLKV_TYPE_BF16 = 30
 } cellkv_type;
 
 /** One layer's shape: what a cell stores there, and how far back a query sees. */
 typedef struct cellkv_layer {
-    int32_t n_kv_heads;  /* >= 1 */
-    int32_t head_dim_k;  /* floats per K head, >= 1 */
-    int32_t head_dim_v;  /* floats per V head, >= 1 */
-    int32_t window;      /* a query at p sees positions > p - window; 0: no window */
+    int32_t n_kv_heads; /* >= 1 */
+    int32_t head_dim_k; /* floats per K head, >= 1 */
+    int32_t head_dim_v; /* floats per V head, >= 1 */
+    int32_t window;     /* a query at p sees positions > p - window; 0: no window */
     cellkv_type type_k;
     cellkv_type type_v;
 } cellkv_layer;
 
 /** What cellkv_cache_new makes. Start from cellkv_cache_config_default(). */
 typedef struct cellkv_cache_config {
-    size_t size;               /* sizeof(cellkv_cache_config) */
-    const char *backend;       /* "ggml": cells and K/V rows; "cells": the cell table alone */
+    size_t size;         /* sizeof(cellkv_cache_config) */
+    const char *backend; /* "ggml": cells and K/V rows; "cells": the cell table alone */
     cellkv_cache_kind kind;
-    int32_t capacity;          /* most cells the cache may hold, 1 .. CELLKV_MAX_CAPACITY */
-    int32_t max_seqs;          /* most open sequences, 1 .. CELLKV_MAX_SEQS */
-    int32_t initial_rows;      /* rows allocated at once, 0 .. capacity; 0: on first use. Grows by
-                                  doubling up to capacity */
-    int32_t n_layers;          /* >= 1; 0 is legal with "cells" */
+    int32_t capacity;           /* most cells the cache may hold, 1 .. CELLKV_MAX_CAPACITY */
+    int32_t max_seqs;           /* most open sequences, 1 .. CELLKV_MAX_SEQS */
+    int32_t initial_rows;       /* rows allocated at once, 0 .. capacity; 0: on first use. Grows by
+                                   doubling up to capacity */
+    int32_t n_layers;           /* >= 1; 0 is legal with "cells" */
     const cellkv_layer *layers; /* n_layers entries, copied */
-    const char *device;        /* "ggml": the ggml device that holds the rows; NULL: the best one */
+    const char *device; /* "ggml": the ggml device that holds the rows; NULL: the best one */
 } cellkv_cache_config;
 
 /** A configuration with backend "ggml", kind batched, 4096 cells, 64 sequences, 256 rows at first
@@ -192,10 +192,10 @@ CELLKV_API cellkv_status cellkv_cache_clear(cellkv_cache *cache);
  *  that needs them is refused.
  *
  *  @param n_freed   receives how many cells became free; may be NULL
- *  @return    CELLKV_OK; CELLKV_ERROR_NOT_WINDOWED: a layer has no window (the message names it), or
- *             there are no layers; CELLKV_ERROR_INVALID_ARGUMENT: NULL cache; CELLKV_ERROR_BUSY
- *  Cancels a declaration and the last step's undo.
- *  On failure: nothing changed.  Cost: O(cells owned).  Threads: see above.
+ *  @return    CELLKV_OK; CELLKV_ERROR_NOT_WINDOWED: a layer has no window (the message names it),
+ * or there are no layers; CELLKV_ERROR_INVALID_ARGUMENT: NULL cache; CELLKV_ERROR_BUSY Cancels a
+ * declaration and the last step's undo. On failure: nothing changed.  Cost: O(cells owned).
+ * Threads: see above.
  */
 CELLKV_API cellkv_status cellkv_cache_trim_windows(cellkv_cache *cache, int32_t *n_freed);
 
@@ -286,19 +286,19 @@ CELLKV_API cellkv_status cellkv_cache_read_cells(cellkv_cache *cache, int64_t se
 
 /** A cache's figures. */
 typedef struct cellkv_cache_stats {
-    size_t size;             /* set to sizeof(cellkv_cache_stats) by the caller */
-    int32_t capacity;        /* cells it may hold */
-    int32_t free_cells;      /* cells it can still give */
-    int32_t used_cells;      /* capacity - free_cells */
-    int32_t extent;          /* one past the highest occupied cell */
-    int32_t rows;            /* rows its tensors have now; 0 without storage */
-    int32_t n_seqs;          /* open sequences */
+    size_t size;        /* set to sizeof(cellkv_cache_stats) by the caller */
+    int32_t capacity;   /* cells it may hold */
+    int32_t free_cells; /* cells it can still give */
+    int32_t used_cells; /* capacity - free_cells */
+    int32_t extent;     /* one past the highest occupied cell */
+    int32_t rows;       /* rows its tensors have now; 0 without storage */
+    int32_t n_seqs;     /* open sequences */
     int32_t max_seqs;
     int32_t declared_tokens; /* of the waiting declaration; 0: none */
-    int64_t owned_cells;     /* sum of all sequences' lengths: > used_cells where cells are shared */
-    int64_t table_bytes;     /* memory of the cell table and the sequences' lists */
-    int64_t storage_bytes;   /* memory of the K/V rows */
-    int64_t n_growths;       /* times the rows grew */
+    int64_t owned_cells;   /* sum of all sequences' lengths: > used_cells where cells are shared */
+    int64_t table_bytes;   /* memory of the cell table and the sequences' lists */
+    int64_t storage_bytes; /* memory of the K/V rows */
+    int64_t n_growths;     /* times the rows grew */
 } cellkv_cache_stats;
 
 /** Reads the cache's figures.

@@ -91,14 +91,14 @@ typedef struct cellkv_attend_params {
  *  p' <= p and, in a layer of window W > 0, p' > p - W. To be called exactly once per layer.
  *
  *  @param layer    in [0, n_layers)
- *  @param q        F32 [head_dim_k, n_heads, n_tokens]; n_heads a multiple of the layer's n_kv_heads
- *                  (query head h reads K/V head h / (n_heads / n_kv_heads)). Each head's floats
- *                  are contiguous
+ *  @param q        F32 [head_dim_k, n_heads, n_tokens]; n_heads a multiple of the layer's
+ * n_kv_heads (query head h reads K/V head h / (n_heads / n_kv_heads)). Each head's floats are
+ * contiguous
  *  @param k        F32 [head_dim_k, n_kv_heads, n_tokens]; each head's floats are contiguous
  *  @param v        F32 [head_dim_v, n_kv_heads, n_tokens]; likewise
  *  @param params   borrowed
- *  @return    F32 [head_dim_v, n_heads, n_tokens], contiguous; NULL if an argument does not fit (the
- *             run then fails with CELLKV_ERROR_BAD_GRAPH and says which)
+ *  @return    F32 [head_dim_v, n_heads, n_tokens], contiguous; NULL if an argument does not fit
+ * (the run then fails with CELLKV_ERROR_BAD_GRAPH and says which)
  */
 CELLKV_API struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer,
                                              struct ggml_tensor *q, struct ggml_tensor *k,
@@ -112,8 +112,8 @@ typedef struct cellkv_executor cellkv_executor;
 
 /** How attention is computed. */
 typedef enum cellkv_strategy {
-    CELLKV_STRATEGY_AUTO  = 0, /* the best that the devices offer */
-    CELLKV_STRATEGY_DENSE = 1  /* ggml's flash attention over all rows, with a mask */
+    CELLKV_STRATEGY_AUTO = 0, /* the best that the devices offer */
+    CELLKV_STRATEGY_DENSE = 1 /* ggml's flash attention over all rows, with a mask */
 } cellkv_strategy;
 
 /** What cellkv_executor_new makes. Start from cellkv_executor_config_default(). */
@@ -123,10 +123,10 @@ typedef struct cellkv_executor_config {
     cellkv_cache *cache;           /* the cache; NULL: `cache_key` names it. A reference is taken */
     int64_t cache_key;             /* key of a published cache; 0: `cache` is given */
     cellkv_strategy strategy;
-    int32_t n_threads;             /* of the CPU device, 1 .. 512; 0: one per core, at most 16 */
-    int32_t max_batch;             /* tokens computed at once, >= 1: a wider step goes in slices */
-    int32_t max_graphs;            /* graphs kept, >= 1: the least recently used goes first */
-    bool reuse_graphs;             /* false: a graph is built for each run. Same results, bit for bit */
+    int32_t n_threads;  /* of the CPU device, 1 .. 512; 0: one per core, at most 16 */
+    int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices */
+    int32_t max_graphs; /* graphs kept, >= 1: the least recently used goes first */
+    bool reuse_graphs;  /* false: a graph is built for each run. Same results, bit for bit */
     bool (*should_abort)(void *context); /* asked between a running graph's nodes, by any thread:
                                             true stops the run; may be NULL */
     void *abort_context;
@@ -147,12 +147,10 @@ CELLKV_API cellkv_executor_config cellkv_executor_config_default(void);
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, a wrong `size`, or a field outside its range;
  *             CELLKV_ERROR_UNKNOWN_KEY: cache_key names no cache;
  *             CELLKV_ERROR_NO_STORAGE: the cache has no rows (backend "cells");
- *             CELLKV_ERROR_MISMATCH: the cache's layers are not the program's (the message names the
- *             layer and both shapes);
- *             CELLKV_ERROR_UNSUPPORTED: the device cannot attend over a layer of these types and
- *             widths (the message names layer, device and types);
- *             CELLKV_ERROR_OUT_OF_MEMORY
- *  On failure: *executor is unchanged.  Threads: any.
+ *             CELLKV_ERROR_MISMATCH: the cache's layers are not the program's (the message names
+ * the layer and both shapes); CELLKV_ERROR_UNSUPPORTED: the device cannot attend over a layer of
+ * these types and widths (the message names layer, device and types); CELLKV_ERROR_OUT_OF_MEMORY On
+ * failure: *executor is unchanged.  Threads: any.
  */
 CELLKV_API cellkv_status cellkv_executor_new(const cellkv_executor_config *config,
                                              cellkv_executor **executor);
@@ -180,8 +178,8 @@ typedef struct cellkv_step {
  *  @param step      borrowed
  *  @param results   [n_outputs * n_result] floats, receives result rows in the order of `outputs`;
  *                   may be NULL when n_outputs is 0
- *  @param n_done    receives how many of the step's tokens have been computed (all, on success); may
- *                   be NULL
+ *  @param n_done    receives how many of the step's tokens have been computed (all, on success);
+ * may be NULL
  *  @return    CELLKV_OK; before any compute:
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, negative counts, an output outside the step;
  *             CELLKV_ERROR_BAD_TOKEN (the message names it);
@@ -212,9 +210,9 @@ CELLKV_API cellkv_status cellkv_executor_abort(cellkv_executor *executor);
 
 /** An executor's figures, counted since it was made unless said otherwise. */
 typedef struct cellkv_executor_stats {
-    size_t size;                 /* set to sizeof(cellkv_executor_stats) by the caller */
-    int64_t n_steps;             /* steps run to their end */
-    int64_t n_tokens;            /* tokens computed */
+    size_t size;      /* set to sizeof(cellkv_executor_stats) by the caller */
+    int64_t n_steps;  /* steps run to their end */
+    int64_t n_tokens; /* tokens computed */
     int64_t n_graphs_built;
     int64_t n_graphs_reused;     /* runs of a graph that was there already */
     int64_t n_graphs_kept;       /* now */

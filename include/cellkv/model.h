@@ -22,9 +22,9 @@ typedef struct cellkv_model cellkv_model;
 typedef struct cellkv_model_config {
     size_t size;        /* sizeof(cellkv_model_config) */
     const char *device; /* the ggml device that holds the weights; NULL: the best one */
-    bool use_mmap;      /* map the file instead of reading it, where the device can use host memory */
-    bool repack;        /* CPU: hold weights in the layout of ggml's fastest kernels where one exists
-                           for their type (a second copy of those weights) */
+    bool use_mmap; /* map the file instead of reading it, where the device can use host memory */
+    bool repack;   /* CPU: hold weights in the layout of ggml's fastest kernels where one exists
+                      for their type (a second copy of those weights) */
 } cellkv_model_config;
 
 /** The best device, mapped, repacked.
@@ -78,12 +78,9 @@ typedef struct cellkv_model_array {
  *  @return    as cellkv_model_load, but for the file's
  *  On failure: *model is unchanged.  Threads: any.
  */
-CELLKV_API cellkv_status cellkv_model_from_arrays(const cellkv_model_value *values,
-                                                  int32_t n_values,
-                                                  const cellkv_model_array *arrays,
-                                                  int32_t n_arrays,
-                                                  const cellkv_model_config *config,
-                                                  cellkv_model **model);
+CELLKV_API cellkv_status cellkv_model_from_arrays(
+    const cellkv_model_value *values, int32_t n_values, const cellkv_model_array *arrays,
+    int32_t n_arrays, const cellkv_model_config *config, cellkv_model **model);
 
 /** Drops the caller's reference; NULL is fine. The memory goes when no executor uses the model
  *  either.
@@ -98,13 +95,13 @@ typedef struct cellkv_model_info {
     const char *architecture; /* the model's string */
     int32_t n_vocab;
     int32_t n_layers;
-    int32_t n_embd;           /* width of the hidden state */
-    int32_t n_heads;          /* query heads of the first layer */
-    int32_t n_context;        /* context length it was trained for; 0: not stated */
+    int32_t n_embd;    /* width of the hidden state */
+    int32_t n_heads;   /* query heads of the first layer */
+    int32_t n_context; /* context length it was trained for; 0: not stated */
     int64_t n_parameters;
-    int64_t weight_bytes;     /* of all tensors, as stored */
-    int64_t mapped_bytes;     /* of weights used where the file is mapped */
-    int64_t repacked_bytes;   /* of weights held in another layout */
+    int64_t weight_bytes;       /* of all tensors, as stored */
+    int64_t mapped_bytes;       /* of weights used where the file is mapped */
+    int64_t repacked_bytes;     /* of weights held in another layout */
     const cellkv_layer *layers; /* [n_layers]; their types are F16 */
 } cellkv_model_info;
 

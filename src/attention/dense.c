@@ -10,8 +10,7 @@ enum { HALF_ZERO = 0x0000, HALF_MINUS_INFINITY = 0xfc00 };
 
 /* Tokens' K or V [width, n_heads, n_tokens] as the rows that go into cells: [width * n_heads,
  * n_tokens]. */
-static struct ggml_tensor *as_rows(struct ggml_context *context, struct ggml_tensor *tokens)
-{
+static struct ggml_tensor *as_rows(struct ggml_context *context, struct ggml_tensor *tokens) {
     const int64_t n = tokens->ne[0] * tokens->ne[1];
     if (tokens->nb[1] != tokens->nb[0] * (size_t)tokens->ne[0])
         tokens = ggml_cont(context, tokens);
@@ -20,8 +19,7 @@ static struct ggml_tensor *as_rows(struct ggml_context *context, struct ggml_ten
 
 /* Rows [0, extent) seen head by head: [head_dim, extent, n_heads]. */
 static struct ggml_tensor *as_heads(struct ggml_context *context, struct ggml_tensor *rows,
-                                    int64_t head_dim, int64_t n_heads, int64_t extent)
-{
+                                    int64_t head_dim, int64_t n_heads, int64_t extent) {
     return ggml_view_3d(context, rows, head_dim, extent, n_heads, rows->nb[1],
                         ggml_row_size(rows->type, head_dim), 0);
 }
@@ -30,8 +28,8 @@ struct ck_dense_nodes ck_dense_attend(struct ggml_context *context, struct ggml_
                                       struct ggml_tensor *v_rows, const cellkv_layer *layer,
                                       struct ggml_tensor *q, struct ggml_tensor *k,
                                       struct ggml_tensor *v, struct ggml_tensor *rows,
-                                      struct ggml_tensor *mask, const cellkv_attend_params *params)
-{
+                                      struct ggml_tensor *mask,
+                                      const cellkv_attend_params *params) {
     const int64_t extent = mask->ne[0];
     struct ck_dense_nodes nodes;
     /* Attention reads through the writes' results, so that it can only run after them. */
@@ -48,8 +46,7 @@ struct ck_dense_nodes ck_dense_attend(struct ggml_context *context, struct ggml_
     return nodes;
 }
 
-void ck_dense_render_mask(const struct ck_sight *sight, int32_t extent, ggml_fp16_t *mask)
-{
+void ck_dense_render_mask(const struct ck_sight *sight, int32_t extent, ggml_fp16_t *mask) {
     const size_t n = (size_t)extent * (size_t)sight->n_queries;
     for (size_t i = 0; i < n; i++)
         mask[i] = HALF_MINUS_INFINITY;
@@ -68,8 +65,7 @@ void ck_dense_render_mask(const struct ck_sight *sight, int32_t extent, ggml_fp1
 /* ---- probing ---- */
 
 /* The ops of one layer for a few tokens, on tensors shaped as the storage's. */
-static struct ck_dense_nodes probe_nodes(struct ggml_context *context, const cellkv_layer *layer)
-{
+static struct ck_dense_nodes probe_nodes(struct ggml_context *context, const cellkv_layer *layer) {
     enum { N_TOKENS = 4 };
     const int64_t heads = layer->n_kv_heads;
     struct ggml_tensor *k_rows = ggml_new_tensor_2d(context, (enum ggml_type)layer->type_k,
@@ -81,15 +77,13 @@ static struct ck_dense_nodes probe_nodes(struct ggml_context *context, const cel
     struct ggml_tensor *v =
         ggml_new_tensor_3d(context, GGML_TYPE_F32, layer->head_dim_v, heads, N_TOKENS);
     struct ggml_tensor *rows = ggml_new_tensor_1d(context, GGML_TYPE_I64, N_TOKENS);
-    struct ggml_tensor *mask =
-        ggml_new_tensor_2d(context, GGML_TYPE_F16, CK_ROW_PADDING, N_TOKENS);
+    struct ggml_tensor *mask = ggml_new_tensor_2d(context, GGML_TYPE_F16, CK_ROW_PADDING, N_TOKENS);
     const cellkv_attend_params params = {.scale = 1.0f};
     return ck_dense_attend(context, k_rows, v_rows, layer, q, q, v, rows, mask, &params);
 }
 
 static cellkv_status probe_layer(ggml_backend_dev_t device, const cellkv_layer *layer,
-                                 int32_t index)
-{
+                                 int32_t index) {
     struct ggml_init_params init = {.mem_size = 32 * ggml_tensor_overhead(), .no_alloc = true};
     struct ggml_context *context = ck_allocation_should_fail() ? NULL : ggml_init(init);
     if (context == NULL)
@@ -109,8 +103,7 @@ static cellkv_status probe_layer(ggml_backend_dev_t device, const cellkv_layer *
 }
 
 cellkv_status ck_dense_probe(const struct ck_storage *storage, const cellkv_layer *layers,
-                             int32_t n_layers)
-{
+                             int32_t n_layers) {
     for (int32_t l = 0; l < n_layers; l++) {
         if (l > 0 && memcmp(&layers[l], &layers[l - 1], sizeof *layers) == 0)
             continue;

@@ -1,5 +1,6 @@
 #include "devices.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #include <ggml-cpu.h>
@@ -9,15 +10,22 @@
 
 enum { MAX_DEFAULT_THREADS = 16 };
 
+typedef void (*any_function)(void);
+
+typedef ggml_threadpool_t (*new_threads_t)(struct ggml_threadpool_params *params);
+typedef void (*free_threads_t)(ggml_threadpool_t threads);
+typedef void (*set_threads_t)(ggml_backend_t backend, ggml_threadpool_t threads);
+
 /* What a backend offers beyond ggml's common interface is asked for by name: a CPU backend loaded
- * at run time is then as good as a linked one. */
-static void *find_function(ggml_backend_dev_t device, const char *name)
-{
-    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), name);
+ * at run time is then as good as a linked one. NULL if it does not offer it. */
+static any_function find_function(ggml_backend_dev_t device, const char *name) {
+    void *address = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), name);
+    any_function function;
+    memcpy(&function, &address, sizeof function); /* C has no cast for it, POSIX has the promise */
+    return function;
 }
 
-static int32_t default_threads(void)
-{
+static int32_t default_threads(void) {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     if (cores < 1)
         return 1;
@@ -25,18 +33,13 @@ static int32_t default_threads(void)
 }
 
 /* Threads that live as long as the executor: ggml would otherwise start new ones for each graph. */
-static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu)
-{
-    ggml_backend_set_n_threads_t set_n_threads =
+static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
+    const ggml_backend_set_n_threads_t set_n_threads =
         (ggml_backend_set_n_threads_t)find_function(cpu, "ggml_backend_set_n_threads");
-    ggml_threadpool_t (*new_threads)(struct ggml_threadpool_params *) =
-        (ggml_threadpool_t(*)(struct ggml_threadpool_params *))find_function(cpu,
-                                                                             "ggml_threadpool_new");
-    void (*set_threads)(ggml_backend_t, ggml_threadpool_t) =
-        (void (*)(ggml_backend_t, ggml_threadpool_t))find_function(
-            cpu, "ggml_backend_cpu_set_threadpool");
-    devices->free_threads =
-        (void (*)(ggml_threadpool_t))find_function(cpu, "ggml_threadpool_free");
+    const new_threads_t new_threads = (new_threads_t)find_function(cpu, "ggml_threadpool_new");
+    const set_threads_t set_threads =
+        (set_threads_t)find_function(cpu, "ggml_backend_cpu_set_threadpool");
+    devices->free_threads = (free_threads_t)find_function(cpu, "ggml_threadpool_free");
 
     ggml_backend_t backend = devices->backends[devices->n_backends - 1];
     if (set_n_threads != NULL)
@@ -48,8 +51,7 @@ static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu)
     set_threads(backend, devices->threads);
 }
 
-static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_t device)
-{
+static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_t device) {
     ggml_backend_t backend =
         ck_allocation_should_fail() ? NULL : ggml_backend_dev_init(device, NULL);
     if (backend == NULL)
@@ -60,8 +62,7 @@ static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_
 }
 
 cellkv_status ck_devices_start(struct ck_devices *devices, ggml_backend_dev_t rows_device,
-                               int32_t n_threads)
-{
+                               int32_t n_threads) {
     *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : default_threads()};
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL)
@@ -80,8 +81,7 @@ cellkv_status ck_devices_start(struct ck_devices *devices, ggml_backend_dev_t ro
     return CELLKV_OK;
 }
 
-void ck_devices_stop(struct ck_devices *devices)
-{
+void ck_devices_stop(struct ck_devices *devices) {
     for (int i = 0; i < devices->n_backends; i++)
         ggml_backend_free(devices->backends[i]);
     if (devices->threads != NULL)
@@ -90,11 +90,10 @@ void ck_devices_stop(struct ck_devices *devices)
 }
 
 void ck_devices_set_abort(const struct ck_devices *devices, ggml_abort_callback should_abort,
-                          void *context)
-{
+                          void *context) {
     for (int i = 0; i < devices->n_backends; i++) {
         ggml_backend_dev_t device = ggml_backend_get_device(devices->backends[i]);
-        ggml_backend_set_abort_callback_t set_abort =
+        const ggml_backend_set_abort_callback_t set_abort =
             (ggml_backend_set_abort_callback_t)find_function(device,
                                                              "ggml_backend_set_abort_callback");
         if (set_abort != NULL)

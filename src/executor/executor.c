@@ -8,8 +8,7 @@
 
 enum { MAX_THREADS = GGML_MAX_N_THREADS };
 
-cellkv_executor_config cellkv_executor_config_default(void)
-{
+cellkv_executor_config cellkv_executor_config_default(void) {
     return (cellkv_executor_config){
         .size = sizeof(cellkv_executor_config),
         .strategy = CELLKV_STRATEGY_AUTO,
@@ -21,8 +20,7 @@ cellkv_executor_config cellkv_executor_config_default(void)
 
 /* ---- checks ---- */
 
-static cellkv_status check_program(const cellkv_program *program)
-{
+static cellkv_status check_program(const cellkv_program *program) {
     if (program == NULL)
         return ck_fail_null("config.program");
     if (program->size != sizeof *program)
@@ -42,15 +40,15 @@ static cellkv_status check_program(const cellkv_program *program)
     return CELLKV_OK;
 }
 
-static cellkv_status check_config(const cellkv_executor_config *config)
-{
+static cellkv_status check_config(const cellkv_executor_config *config) {
     if (config == NULL)
         return ck_fail_null("config");
     if (config->size != sizeof *config)
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.size is %zu, expected %zu",
                        config->size, sizeof *config);
     if ((config->cache == NULL) == (config->cache_key == 0))
-        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "give either config.cache or config.cache_key");
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
+                       "give either config.cache or config.cache_key");
     if (config->strategy != CELLKV_STRATEGY_AUTO && config->strategy != CELLKV_STRATEGY_DENSE)
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.strategy %d is none",
                        (int)config->strategy);
@@ -64,14 +62,12 @@ static cellkv_status check_config(const cellkv_executor_config *config)
     return check_program(config->program);
 }
 
-static bool is_same_layer(const cellkv_layer *a, const cellkv_layer *b)
-{
+static bool is_same_layer(const cellkv_layer *a, const cellkv_layer *b) {
     return a->n_kv_heads == b->n_kv_heads && a->head_dim_k == b->head_dim_k &&
            a->head_dim_v == b->head_dim_v && a->window == b->window;
 }
 
-static cellkv_status check_layers(const cellkv_program *program, const cellkv_cache *cache)
-{
+static cellkv_status check_layers(const cellkv_program *program, const cellkv_cache *cache) {
     if (cache->storage == NULL)
         return ck_fail(CELLKV_ERROR_NO_STORAGE,
                        "the cache was made with backend \"cells\": it has no K/V rows");
@@ -82,27 +78,26 @@ static cellkv_status check_layers(const cellkv_program *program, const cellkv_ca
         const cellkv_layer *want = &program->layers[l];
         const cellkv_layer *have = &cache->layers[l];
         if (!is_same_layer(want, have))
-            return ck_fail(CELLKV_ERROR_MISMATCH,
-                           "layer %d: the program has %d K/V heads, widths %d and %d, window %d; the "
-                           "cache %d, %d and %d, %d",
-                           l, want->n_kv_heads, want->head_dim_k, want->head_dim_v, want->window,
-                           have->n_kv_heads, have->head_dim_k, have->head_dim_v, have->window);
+            return ck_fail(
+                CELLKV_ERROR_MISMATCH,
+                "layer %d: the program has %d K/V heads, widths %d and %d, window %d; the "
+                "cache %d, %d and %d, %d",
+                l, want->n_kv_heads, want->head_dim_k, want->head_dim_v, want->window,
+                have->n_kv_heads, have->head_dim_k, have->head_dim_v, have->window);
     }
     return CELLKV_OK;
 }
 
 /* ---- making ---- */
 
-static int32_t find_window(const struct ck_windows *windows, int32_t size)
-{
+static int32_t find_window(const struct ck_windows *windows, int32_t size) {
     for (int32_t w = 0; w < windows->n_windows; w++)
         if (windows->sizes[w] == size)
             return w;
     return -1;
 }
 
-static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache *cache)
-{
+static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache *cache) {
     const size_t n = (size_t)cache->n_layers;
     windows->sizes = ck_calloc(n, sizeof *windows->sizes);
     windows->of_layer = ck_calloc(n, sizeof *windows->of_layer);
@@ -120,8 +115,8 @@ static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache
     return CELLKV_OK;
 }
 
-static cellkv_status scratch_init(struct ck_scratch *scratch, int32_t max_batch, int32_t n_windows)
-{
+static cellkv_status scratch_init(struct ck_scratch *scratch, int32_t max_batch,
+                                  int32_t n_windows) {
     scratch->rows = ck_calloc((size_t)max_batch, sizeof *scratch->rows);
     scratch->sights = ck_calloc((size_t)n_windows, sizeof *scratch->sights);
     if (scratch->rows == NULL || scratch->sights == NULL)
@@ -129,8 +124,7 @@ static cellkv_status scratch_init(struct ck_scratch *scratch, int32_t max_batch,
     return CELLKV_OK;
 }
 
-static void scratch_free(struct ck_scratch *scratch, int32_t n_windows)
-{
+static void scratch_free(struct ck_scratch *scratch, int32_t n_windows) {
     for (int32_t w = 0; scratch->sights != NULL && w < n_windows; w++)
         ck_sight_free(&scratch->sights[w]);
     ck_free(scratch->sights);
@@ -141,15 +135,13 @@ static void scratch_free(struct ck_scratch *scratch, int32_t n_windows)
 }
 
 /* ggml's question between nodes. */
-static bool abort_wanted(void *context)
-{
+static bool abort_wanted(void *context) {
     cellkv_executor *executor = context;
     return atomic_load(&executor->abort) ||
            (executor->should_abort != NULL && executor->should_abort(executor->abort_context));
 }
 
-static void adopt_config(cellkv_executor *executor, const cellkv_executor_config *config)
-{
+static void adopt_config(cellkv_executor *executor, const cellkv_executor_config *config) {
     executor->program = *config->program;
     executor->program.layers = executor->cache->layers; /* equal, and they live as long */
     executor->strategy = CELLKV_STRATEGY_DENSE;
@@ -167,8 +159,7 @@ static void adopt_config(cellkv_executor *executor, const cellkv_executor_config
 }
 
 /* Everything that can fail; what was made by then is freed by free_parts. */
-static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor_config *config)
-{
+static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor_config *config) {
     const cellkv_cache *cache = executor->cache;
     cellkv_status status = check_layers(config->program, cache);
     if (status == CELLKV_OK)
@@ -185,8 +176,7 @@ static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor
     return status;
 }
 
-static void free_parts(cellkv_executor *executor)
-{
+static void free_parts(cellkv_executor *executor) {
     ck_graph_cache_free(&executor->graphs);
     ck_devices_stop(&executor->devices);
     scratch_free(&executor->scratch, executor->windows.n_windows);
@@ -197,8 +187,7 @@ static void free_parts(cellkv_executor *executor)
 }
 
 /* A reference to the cache that the configuration names. */
-static cellkv_status hold_cache(const cellkv_executor_config *config, cellkv_cache **cache)
-{
+static cellkv_status hold_cache(const cellkv_executor_config *config, cellkv_cache **cache) {
     if (config->cache != NULL) {
         ck_cache_hold(config->cache);
         *cache = config->cache;
@@ -214,8 +203,7 @@ static cellkv_status hold_cache(const cellkv_executor_config *config, cellkv_cac
     return CELLKV_OK;
 }
 
-cellkv_status cellkv_executor_new(const cellkv_executor_config *config, cellkv_executor **out)
-{
+cellkv_status cellkv_executor_new(const cellkv_executor_config *config, cellkv_executor **out) {
     cellkv_status status = check_config(config);
     if (status != CELLKV_OK)
         return status;
@@ -242,8 +230,7 @@ cellkv_status cellkv_executor_new(const cellkv_executor_config *config, cellkv_e
     return CELLKV_OK;
 }
 
-void cellkv_executor_free(cellkv_executor *executor)
-{
+void cellkv_executor_free(cellkv_executor *executor) {
     if (executor == NULL)
         return;
     void (*release)(void *) = executor->program.release;
@@ -253,8 +240,7 @@ void cellkv_executor_free(cellkv_executor *executor)
         release(context);
 }
 
-cellkv_status cellkv_executor_abort(cellkv_executor *executor)
-{
+cellkv_status cellkv_executor_abort(cellkv_executor *executor) {
     if (executor == NULL)
         return ck_fail_null("executor");
     if (atomic_load(&executor->running))
@@ -262,8 +248,7 @@ cellkv_status cellkv_executor_abort(cellkv_executor *executor)
     return CELLKV_OK;
 }
 
-cellkv_status cellkv_executor_get_stats(cellkv_executor *executor, cellkv_executor_stats *stats)
-{
+cellkv_status cellkv_executor_get_stats(cellkv_executor *executor, cellkv_executor_stats *stats) {
     if (executor == NULL || stats == NULL)
         return ck_fail_null(executor == NULL ? "executor" : "stats");
     if (stats->size != sizeof *stats)

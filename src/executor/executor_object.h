@@ -14,7 +14,7 @@
 
 /* Host copies of a slice's inputs, kept to be reused. */
 struct ck_scratch {
-    int64_t *rows; /* [max_batch] */
+    int64_t *rows;           /* [max_batch] */
     struct ck_sight *sights; /* [n_windows] */
     ggml_fp16_t *mask;
     size_t mask_size;     /* half floats there is room for */

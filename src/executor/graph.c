@@ -8,54 +8,47 @@
 #include "cells/memory.h"
 
 enum {
-    PINNED_PER_LAYER    = 3,
-    BASE_TENSORS        = 256,
-    TENSORS_PER_LAYER   = 64,
+    PINNED_PER_LAYER = 3,
+    BASE_TENSORS = 256,
+    TENSORS_PER_LAYER = 64,
 };
 
 /* ---- the program's side: executor.h ---- */
 
-struct ggml_context *cellkv_graph_context(cellkv_graph *graph)
-{
+struct ggml_context *cellkv_graph_context(cellkv_graph *graph) {
     return graph->context;
 }
 
-int32_t cellkv_graph_n_tokens(const cellkv_graph *graph)
-{
+int32_t cellkv_graph_n_tokens(const cellkv_graph *graph) {
     return graph->shape.n_tokens;
 }
 
-int32_t cellkv_graph_n_outputs(const cellkv_graph *graph)
-{
+int32_t cellkv_graph_n_outputs(const cellkv_graph *graph) {
     return graph->shape.n_outputs;
 }
 
-struct ggml_tensor *cellkv_graph_tokens(cellkv_graph *graph)
-{
+struct ggml_tensor *cellkv_graph_tokens(cellkv_graph *graph) {
     return graph->tokens;
 }
 
-struct ggml_tensor *cellkv_graph_positions(cellkv_graph *graph)
-{
+struct ggml_tensor *cellkv_graph_positions(cellkv_graph *graph) {
     return graph->positions;
 }
 
-struct ggml_tensor *cellkv_graph_outputs(cellkv_graph *graph)
-{
+struct ggml_tensor *cellkv_graph_outputs(cellkv_graph *graph) {
     return graph->outputs;
 }
 
-void cellkv_graph_set_result(cellkv_graph *graph, struct ggml_tensor *result)
-{
+void cellkv_graph_set_result(cellkv_graph *graph, struct ggml_tensor *result) {
     graph->result = result;
 }
 
 /* Only the first failure counts: later ones follow from it. */
 #define FAIL_ONCE(graph, code, ...)                                                                \
-    ((graph)->status == CELLKV_OK ? (void)((graph)->status = ck_fail((code), __VA_ARGS__)) : (void)0)
+    ((graph)->status == CELLKV_OK ? (void)((graph)->status = ck_fail((code), __VA_ARGS__))         \
+                                  : (void)0)
 
-cellkv_status cellkv_graph_fail(cellkv_graph *graph, cellkv_status status, const char *message)
-{
+cellkv_status cellkv_graph_fail(cellkv_graph *graph, cellkv_status status, const char *message) {
     FAIL_ONCE(graph, status == CELLKV_OK ? CELLKV_ERROR_BAD_GRAPH : status, "program: %s",
               message != NULL ? message : "failed");
     return graph->status;
@@ -63,31 +56,30 @@ cellkv_status cellkv_graph_fail(cellkv_graph *graph, cellkv_status status, const
 
 /* ---- attend ---- */
 
-static bool is_tokens_by_heads(const struct ggml_tensor *tensor, int64_t head_dim, int64_t n_tokens)
-{
+static bool is_tokens_by_heads(const struct ggml_tensor *tensor, int64_t head_dim,
+                               int64_t n_tokens) {
     return tensor != NULL && tensor->type == GGML_TYPE_F32 && tensor->ne[0] == head_dim &&
            tensor->ne[2] == n_tokens && tensor->ne[3] == 1 && tensor->nb[0] == sizeof(float);
 }
 
 static void fail_tensor(cellkv_graph *graph, int32_t layer, const char *what,
-                        const struct ggml_tensor *tensor, int64_t head_dim, const char *n_heads)
-{
+                        const struct ggml_tensor *tensor, int64_t head_dim, const char *n_heads) {
     if (tensor == NULL) {
         FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend, layer %d: %s is NULL", layer, what);
         return;
     }
-    FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
-              "attend, layer %d: %s is %s [%lld, %lld, %lld, %lld], expected f32 [%lld, %s, %d], each "
-              "head contiguous",
-              layer, what, ggml_type_name(tensor->type), (long long)tensor->ne[0],
-              (long long)tensor->ne[1], (long long)tensor->ne[2], (long long)tensor->ne[3],
-              (long long)head_dim, n_heads, graph->shape.n_tokens);
+    FAIL_ONCE(
+        graph, CELLKV_ERROR_BAD_GRAPH,
+        "attend, layer %d: %s is %s [%lld, %lld, %lld, %lld], expected f32 [%lld, %s, %d], each "
+        "head contiguous",
+        layer, what, ggml_type_name(tensor->type), (long long)tensor->ne[0],
+        (long long)tensor->ne[1], (long long)tensor->ne[2], (long long)tensor->ne[3],
+        (long long)head_dim, n_heads, graph->shape.n_tokens);
 }
 
 static bool check_qkv(cellkv_graph *graph, int32_t index, const cellkv_layer *layer,
                       const struct ggml_tensor *q, const struct ggml_tensor *k,
-                      const struct ggml_tensor *v)
-{
+                      const struct ggml_tensor *v) {
     const int64_t n = graph->shape.n_tokens;
     if (!is_tokens_by_heads(q, layer->head_dim_k, n) || q->ne[1] % layer->n_kv_heads != 0)
         fail_tensor(graph, index, "q", q, layer->head_dim_k, "a multiple of the K/V heads");
@@ -101,8 +93,7 @@ static bool check_qkv(cellkv_graph *graph, int32_t index, const cellkv_layer *la
 }
 
 static bool check_params(cellkv_graph *graph, int32_t index, const struct ggml_tensor *q,
-                         const cellkv_attend_params *params)
-{
+                         const cellkv_attend_params *params) {
     if (params == NULL || !isfinite(params->scale) || !isfinite(params->soft_cap) ||
         params->soft_cap < 0) {
         FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
@@ -112,15 +103,14 @@ static bool check_params(cellkv_graph *graph, int32_t index, const struct ggml_t
     const struct ggml_tensor *sinks = params->sinks;
     if (sinks != NULL && (sinks->type != GGML_TYPE_F32 || ggml_nelements(sinks) != q->ne[1] ||
                           sinks->ne[0] != q->ne[1] || !ggml_is_contiguous(sinks))) {
-        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend, layer %d: sinks must be f32 [%lld]", index,
-                  (long long)q->ne[1]);
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend, layer %d: sinks must be f32 [%lld]",
+                  index, (long long)q->ne[1]);
         return false;
     }
     return true;
 }
 
-static bool check_layer(cellkv_graph *graph, int32_t index)
-{
+static bool check_layer(cellkv_graph *graph, int32_t index) {
     if (index < 0 || index >= graph->shared->program->n_layers) {
         FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend: layer %d is outside [0, %d)", index,
                   graph->shared->program->n_layers);
@@ -135,8 +125,7 @@ static bool check_layer(cellkv_graph *graph, int32_t index)
 
 struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                   struct ggml_tensor *k, struct ggml_tensor *v,
-                                  const cellkv_attend_params *params)
-{
+                                  const cellkv_attend_params *params) {
     if (!check_layer(graph, layer))
         return NULL;
     const struct ck_graph_context *shared = graph->shared;
@@ -162,24 +151,21 @@ struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggm
 
 /* ---- building ---- */
 
-static size_t max_tensors(const cellkv_program *program)
-{
+static size_t max_tensors(const cellkv_program *program) {
     if (program->max_tensors > 0)
         return (size_t)program->max_tensors;
     return BASE_TENSORS + TENSORS_PER_LAYER * (size_t)program->n_layers;
 }
 
 static struct ggml_tensor *new_input(cellkv_graph *graph, enum ggml_type type, int64_t ne0,
-                                     int64_t ne1, const char *name)
-{
+                                     int64_t ne1, const char *name) {
     struct ggml_tensor *tensor = ggml_new_tensor_2d(graph->context, type, ne0, ne1);
     ggml_set_input(tensor);
     ggml_set_name(tensor, name);
     return tensor;
 }
 
-static void make_inputs(cellkv_graph *graph)
-{
+static void make_inputs(cellkv_graph *graph) {
     const struct ck_shape *shape = &graph->shape;
     graph->tokens = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "tokens");
     graph->positions = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "positions");
@@ -187,12 +173,10 @@ static void make_inputs(cellkv_graph *graph)
     if (shape->n_outputs > 0)
         graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, 1, "outputs");
     for (int32_t w = 0; w < graph->shared->windows->n_windows; w++)
-        graph->masks[w] =
-            new_input(graph, GGML_TYPE_F16, shape->extent, shape->n_tokens, "mask");
+        graph->masks[w] = new_input(graph, GGML_TYPE_F16, shape->extent, shape->n_tokens, "mask");
 }
 
-static void check_result(cellkv_graph *graph)
-{
+static void check_result(cellkv_graph *graph) {
     const cellkv_program *program = graph->shared->program;
     const struct ggml_tensor *result = graph->result;
     if (graph->shape.n_outputs == 0) {
@@ -207,15 +191,13 @@ static void check_result(cellkv_graph *graph)
                   graph->shape.n_outputs);
 }
 
-static void check_attended(cellkv_graph *graph)
-{
+static void check_attended(cellkv_graph *graph) {
     for (int32_t l = 0; l < graph->shared->program->n_layers; l++)
         if (!graph->attended[l])
             FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "the program never attends layer %d", l);
 }
 
-static void run_build(cellkv_graph *graph)
-{
+static void run_build(cellkv_graph *graph) {
     const cellkv_program *program = graph->shared->program;
     const cellkv_status status = program->build(program->context, graph);
     if (status != CELLKV_OK)
@@ -229,16 +211,14 @@ static void run_build(cellkv_graph *graph)
 }
 
 /* Whether some backend can run the node with its sources where they are. */
-static bool is_runnable(const struct ck_devices *devices, struct ggml_tensor *node)
-{
+static bool is_runnable(const struct ck_devices *devices, struct ggml_tensor *node) {
     for (int i = 0; i < devices->n_backends; i++)
         if (ggml_backend_supports_op(devices->backends[i], node))
             return true;
     return false;
 }
 
-static bool is_reachable(const struct ck_devices *devices, const struct ggml_tensor *tensor)
-{
+static bool is_reachable(const struct ck_devices *devices, const struct ggml_tensor *tensor) {
     const struct ggml_tensor *base = tensor->view_src != NULL ? tensor->view_src : tensor;
     if (base->buffer == NULL)
         return base->op != GGML_OP_NONE || (base->flags & GGML_TENSOR_FLAG_INPUT) != 0;
@@ -250,8 +230,7 @@ static bool is_reachable(const struct ck_devices *devices, const struct ggml_ten
 }
 
 /* What the scheduler would end the process for is refused here. */
-static void check_nodes(cellkv_graph *graph)
-{
+static void check_nodes(cellkv_graph *graph) {
     const struct ck_devices *devices = graph->shared->devices;
     for (int i = 0; i < ggml_graph_n_nodes(graph->nodes); i++) {
         struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
@@ -267,8 +246,7 @@ static void check_nodes(cellkv_graph *graph)
 }
 
 /* The graph's nodes, not allocated yet. */
-static cellkv_status describe(cellkv_graph *graph)
-{
+static cellkv_status describe(cellkv_graph *graph) {
     const size_t n = max_tensors(graph->shared->program);
     const struct ggml_init_params params = {
         .mem_size = n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false),
@@ -287,8 +265,7 @@ static cellkv_status describe(cellkv_graph *graph)
 }
 
 static cellkv_status new_empty(const struct ck_graph_context *shared, const struct ck_shape *shape,
-                               cellkv_graph **out)
-{
+                               cellkv_graph **out) {
     const size_t n_layers = (size_t)shared->program->n_layers;
     cellkv_graph *graph = ck_calloc(1, sizeof *graph);
     if (graph == NULL)
@@ -307,9 +284,8 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
 }
 
 static cellkv_status describe_new(const struct ck_graph_context *shared,
-                                  const struct ck_shape *shape, cellkv_graph **out)
-{
-    cellkv_graph *graph;
+                                  const struct ck_shape *shape, cellkv_graph **out) {
+    cellkv_graph *graph = NULL;
     cellkv_status status = new_empty(shared, shape, &graph);
     if (status != CELLKV_OK)
         return status;
@@ -324,16 +300,14 @@ static cellkv_status describe_new(const struct ck_graph_context *shared,
 
 /* ---- allocating ---- */
 
-static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler)
-{
+static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler) {
     const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
     for (int32_t i = 0; i < n; i++)
         ggml_backend_sched_set_tensor_backend(scheduler, graph->pinned[i],
                                               graph->shared->devices->rows_backend);
 }
 
-static void count_strayed(cellkv_graph *graph)
-{
+static void count_strayed(cellkv_graph *graph) {
     const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
     for (int32_t i = 0; i < n; i++)
         if (ggml_backend_sched_get_tensor_backend(graph->scheduler, graph->pinned[i]) !=
@@ -341,10 +315,9 @@ static void count_strayed(cellkv_graph *graph)
             graph->n_strayed++;
 }
 
-/* A bound on the tensors that the scheduler will meet: the nodes and the leafs they read. A leaf that
- * several nodes read counts several times, which leaves its hash table some air. */
-static size_t count_tensors(const cellkv_graph *graph)
-{
+/* A bound on the tensors that the scheduler will meet: the nodes and the leafs they read. A leaf
+ * that several nodes read counts several times, which leaves its hash table some air. */
+static size_t count_tensors(const cellkv_graph *graph) {
     const int n_nodes = ggml_graph_n_nodes(graph->nodes);
     size_t n = (size_t)n_nodes;
     for (int i = 0; i < n_nodes; i++) {
@@ -357,8 +330,7 @@ static size_t count_tensors(const cellkv_graph *graph)
 
 /* A scheduler whose compute buffers fit the graph. Measuring rewrites the graph that is measured,
  * which is then of no further use. */
-static ggml_backend_sched_t new_scheduler(cellkv_graph *measured)
-{
+static ggml_backend_sched_t new_scheduler(cellkv_graph *measured) {
     const struct ck_devices *devices = measured->shared->devices;
     if (ck_allocation_should_fail())
         return NULL;
@@ -375,8 +347,7 @@ static ggml_backend_sched_t new_scheduler(cellkv_graph *measured)
     return scheduler;
 }
 
-static cellkv_status allocate(cellkv_graph *graph, ggml_backend_sched_t scheduler)
-{
+static cellkv_status allocate(cellkv_graph *graph, ggml_backend_sched_t scheduler) {
     graph->scheduler = scheduler;
     pin_nodes(graph, scheduler);
     if (!ggml_backend_sched_alloc_graph(scheduler, graph->nodes))
@@ -386,8 +357,7 @@ static cellkv_status allocate(cellkv_graph *graph, ggml_backend_sched_t schedule
 }
 
 cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct ck_shape *shape,
-                           cellkv_graph **out)
-{
+                           cellkv_graph **out) {
     cellkv_graph *measured;
     cellkv_status status = describe_new(shared, shape, &measured);
     if (status != CELLKV_OK)
@@ -413,8 +383,7 @@ cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct c
     return CELLKV_OK;
 }
 
-void ck_graph_free(cellkv_graph *graph)
-{
+void ck_graph_free(cellkv_graph *graph) {
     if (graph == NULL)
         return;
     ggml_backend_sched_free(graph->scheduler);
@@ -425,11 +394,11 @@ void ck_graph_free(cellkv_graph *graph)
     ck_free(graph);
 }
 
-int64_t ck_graph_bytes(const cellkv_graph *graph)
-{
+int64_t ck_graph_bytes(const cellkv_graph *graph) {
     int64_t bytes = (int64_t)graph->context_size;
     const struct ck_devices *devices = graph->shared->devices;
     for (int i = 0; i < devices->n_backends; i++)
-        bytes += (int64_t)ggml_backend_sched_get_buffer_size(graph->scheduler, devices->backends[i]);
+        bytes +=
+            (int64_t)ggml_backend_sched_get_buffer_size(graph->scheduler, devices->backends[i]);
     return bytes;
 }

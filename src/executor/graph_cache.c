@@ -5,8 +5,7 @@
 #include "cells/error.h"
 #include "cells/memory.h"
 
-cellkv_status ck_graph_cache_init(struct ck_graph_cache *cache, int32_t max_graphs)
-{
+cellkv_status ck_graph_cache_init(struct ck_graph_cache *cache, int32_t max_graphs) {
     *cache = (struct ck_graph_cache){.max_graphs = max_graphs};
     cache->graphs = ck_calloc((size_t)max_graphs, sizeof(struct cellkv_graph *));
     if (cache->graphs == NULL)
@@ -14,26 +13,22 @@ cellkv_status ck_graph_cache_init(struct ck_graph_cache *cache, int32_t max_grap
     return CELLKV_OK;
 }
 
-void ck_graph_cache_free(struct ck_graph_cache *cache)
-{
+void ck_graph_cache_free(struct ck_graph_cache *cache) {
     ck_graph_cache_drop(cache);
     ck_free(cache->graphs);
     *cache = (struct ck_graph_cache){0};
 }
 
-void ck_graph_cache_drop(struct ck_graph_cache *cache)
-{
+void ck_graph_cache_drop(struct ck_graph_cache *cache) {
     while (cache->n_graphs > 0)
         ck_graph_free(cache->graphs[--cache->n_graphs]);
 }
 
-static bool is_same_shape(const struct ck_shape *a, const struct ck_shape *b)
-{
+static bool is_same_shape(const struct ck_shape *a, const struct ck_shape *b) {
     return a->n_tokens == b->n_tokens && a->n_outputs == b->n_outputs && a->extent == b->extent;
 }
 
-static struct cellkv_graph *move_to_front(struct ck_graph_cache *cache, int32_t i)
-{
+static struct cellkv_graph *move_to_front(struct ck_graph_cache *cache, int32_t i) {
     struct cellkv_graph *graph = cache->graphs[i];
     memmove(cache->graphs + 1, cache->graphs, (size_t)i * sizeof(struct cellkv_graph *));
     cache->graphs[0] = graph;
@@ -42,8 +37,7 @@ static struct cellkv_graph *move_to_front(struct ck_graph_cache *cache, int32_t 
 
 cellkv_status ck_graph_cache_get(struct ck_graph_cache *cache,
                                  const struct ck_graph_context *shared,
-                                 const struct ck_shape *shape, struct cellkv_graph **out)
-{
+                                 const struct ck_shape *shape, struct cellkv_graph **out) {
     for (int32_t i = 0; i < cache->n_graphs; i++)
         if (is_same_shape(&cache->graphs[i]->shape, shape)) {
             cache->n_reused++;
@@ -62,8 +56,7 @@ cellkv_status ck_graph_cache_get(struct ck_graph_cache *cache,
     return CELLKV_OK;
 }
 
-int64_t ck_graph_cache_bytes(const struct ck_graph_cache *cache)
-{
+int64_t ck_graph_cache_bytes(const struct ck_graph_cache *cache) {
     int64_t bytes = 0;
     for (int32_t i = 0; i < cache->n_graphs; i++)
         bytes += ck_graph_bytes(cache->graphs[i]);

@@ -15,17 +15,15 @@ struct slice {
 
 /* ---- before anything changes ---- */
 
-static cellkv_status check_tokens(const cellkv_executor *executor, const cellkv_step *step)
-{
+static cellkv_status check_tokens(const cellkv_executor *executor, const cellkv_step *step) {
     for (int32_t i = 0; i < step->n_tokens; i++)
         if (step->tokens[i] < 0 || step->tokens[i] >= executor->program.n_vocab)
-            return ck_fail(CELLKV_ERROR_BAD_TOKEN, "token %d of the step is %d, expected 0 .. %d", i,
-                           step->tokens[i], executor->program.n_vocab - 1);
+            return ck_fail(CELLKV_ERROR_BAD_TOKEN, "token %d of the step is %d, expected 0 .. %d",
+                           i, step->tokens[i], executor->program.n_vocab - 1);
     return CELLKV_OK;
 }
 
-static cellkv_status check_outputs(const cellkv_step *step, const float *results)
-{
+static cellkv_status check_outputs(const cellkv_step *step, const float *results) {
     if (step->n_outputs == 0)
         return CELLKV_OK;
     if (step->outputs == NULL || results == NULL)
@@ -38,8 +36,7 @@ static cellkv_status check_outputs(const cellkv_step *step, const float *results
 }
 
 static cellkv_status check_step(const cellkv_executor *executor, const cellkv_step *step,
-                                const float *results)
-{
+                                const float *results) {
     if (step->n_tokens < 0 || step->n_outputs < 0)
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                        "step: n_tokens %d and n_outputs %d must not be negative", step->n_tokens,
@@ -54,8 +51,7 @@ static cellkv_status check_step(const cellkv_executor *executor, const cellkv_st
 
 /* ---- one slice ---- */
 
-static cellkv_status reserve_outputs(struct ck_scratch *scratch, int32_t n)
-{
+static cellkv_status reserve_outputs(struct ck_scratch *scratch, int32_t n) {
     if (n <= scratch->cap_outputs)
         return CELLKV_OK;
     int32_t *outputs = ck_realloc_array(scratch->outputs, (size_t)n, sizeof *outputs);
@@ -71,8 +67,7 @@ static cellkv_status reserve_outputs(struct ck_scratch *scratch, int32_t n)
 }
 
 /* Collects which of the step's outputs fall into the slice. */
-static void find_outputs(struct ck_scratch *scratch, const cellkv_step *step, struct slice *slice)
-{
+static void find_outputs(struct ck_scratch *scratch, const cellkv_step *step, struct slice *slice) {
     slice->n_outputs = 0;
     for (int32_t i = 0; i < step->n_outputs; i++) {
         const int32_t token = step->outputs[i] - slice->first;
@@ -83,8 +78,7 @@ static void find_outputs(struct ck_scratch *scratch, const cellkv_step *step, st
     }
 }
 
-static cellkv_status find_sights(cellkv_executor *executor, const struct slice *slice)
-{
+static cellkv_status find_sights(cellkv_executor *executor, const struct slice *slice) {
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
         cellkv_status status =
             ck_sight_build(&executor->scratch.sights[w], executor->cache->cells, slice->first,
@@ -95,8 +89,7 @@ static cellkv_status find_sights(cellkv_executor *executor, const struct slice *
     return CELLKV_OK;
 }
 
-static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_shape *shape)
-{
+static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_shape *shape) {
     const size_t size = (size_t)shape->extent * (size_t)shape->n_tokens;
     if (size <= scratch->mask_size)
         return CELLKV_OK;
@@ -110,15 +103,13 @@ static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_sh
 }
 
 /* An input that the program does not use has no place in the allocated graph. */
-static void set_input(struct ggml_tensor *tensor, const void *data)
-{
+static void set_input(struct ggml_tensor *tensor, const void *data) {
     if (tensor != NULL && tensor->buffer != NULL)
         ggml_backend_tensor_set(tensor, data, 0, ggml_nbytes(tensor));
 }
 
 static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
-                        const cellkv_step *step, const struct slice *slice)
-{
+                        const cellkv_step *step, const struct slice *slice) {
     struct ck_scratch *scratch = &executor->scratch;
     const struct ck_step placed = ck_cells_step(executor->cache->cells);
     for (int32_t i = 0; i < slice->n_tokens; i++)
@@ -133,8 +124,7 @@ static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
     }
 }
 
-static cellkv_status compute(cellkv_executor *executor, struct cellkv_graph *graph)
-{
+static cellkv_status compute(cellkv_executor *executor, struct cellkv_graph *graph) {
     enum ggml_status status = GGML_STATUS_ABORTED;
     executor->n_strayed += graph->n_strayed;
     if (!atomic_load(&executor->abort))
@@ -150,8 +140,7 @@ static cellkv_status compute(cellkv_executor *executor, struct cellkv_graph *gra
 }
 
 static void read_results(const cellkv_executor *executor, const struct cellkv_graph *graph,
-                         const struct slice *slice, float *results)
-{
+                         const struct slice *slice, float *results) {
     const size_t width = (size_t)executor->program.n_result;
     for (int32_t i = 0, end; i < slice->n_outputs; i = end) {
         const int32_t *rows = executor->scratch.result_rows;
@@ -166,8 +155,7 @@ static void read_results(const cellkv_executor *executor, const struct cellkv_gr
 
 /* All of a slice that can fail before its compute begins. */
 static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step *step,
-                                   struct slice *slice, struct cellkv_graph **graph)
-{
+                                   struct slice *slice, struct cellkv_graph **graph) {
     find_outputs(&executor->scratch, step, slice);
     const struct ck_shape shape = {
         .n_tokens = slice->n_tokens,
@@ -185,28 +173,24 @@ static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step 
 /* ---- the step ---- */
 
 /* Graphs hold views of the rows' tensors: new tensors, new graphs. */
-static void drop_stale_graphs(cellkv_executor *executor)
-{
+static void drop_stale_graphs(cellkv_executor *executor) {
     const int64_t generation = ck_storage_generation(executor->cache->storage);
     if (executor->generation != generation)
         ck_graph_cache_drop(&executor->graphs);
     executor->generation = generation;
 }
 
-static void zero_freed_rows(cellkv_executor *executor)
-{
+static void zero_freed_rows(cellkv_executor *executor) {
     const int32_t *freed;
     const int32_t n = ck_cells_take_freed(executor->cache->cells, &freed);
     ck_storage_zero_rows(executor->cache->storage, freed, n);
 }
 
 /* Room for the placed step. Dense attention reads freed rows, too, so they must hold no NaN. */
-static cellkv_status prepare_rows(cellkv_executor *executor)
-{
+static cellkv_status prepare_rows(cellkv_executor *executor) {
     struct ck_storage *storage = executor->cache->storage;
     const int32_t rows = executor->cache->storage_class->rows(storage);
-    cellkv_status status =
-        ck_storage_reserve(storage, ck_cells_extent(executor->cache->cells));
+    cellkv_status status = ck_storage_reserve(storage, ck_cells_extent(executor->cache->cells));
     if (status != CELLKV_OK)
         return status;
     executor->n_row_growths += executor->cache->storage_class->rows(storage) != rows;
@@ -217,8 +201,7 @@ static cellkv_status prepare_rows(cellkv_executor *executor)
 
 /* Computes the placed step. *n_done: tokens computed; *began: whether any compute began. */
 static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *step, float *results,
-                                int32_t *n_done, bool *began)
-{
+                                int32_t *n_done, bool *began) {
     while (*n_done < step->n_tokens) {
         const int32_t left = step->n_tokens - *n_done;
         struct slice slice = {.first = *n_done,
@@ -243,8 +226,7 @@ static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *st
 
 /* With the executor and its cache claimed. */
 static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *step, float *results,
-                                 int32_t *n_done)
-{
+                                 int32_t *n_done) {
     struct ck_cells *cells = executor->cache->cells;
     cellkv_status status = reserve_outputs(&executor->scratch, step->n_outputs);
     if (status == CELLKV_OK)
@@ -262,8 +244,7 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
 }
 
 cellkv_status cellkv_executor_run(cellkv_executor *executor, const cellkv_step *step,
-                                  float *results, int32_t *n_done)
-{
+                                  float *results, int32_t *n_done) {
     int32_t done = 0;
     if (n_done != NULL)
         *n_done = 0;

@@ -33,8 +33,7 @@ struct ck_storage {
 
 /* ---- tensors ---- */
 
-static void tensors_free(struct tensors *tensors)
-{
+static void tensors_free(struct tensors *tensors) {
     ggml_backend_buffer_free(tensors->buffer);
     ggml_free(tensors->context);
     ck_free(tensors->k);
@@ -43,8 +42,7 @@ static void tensors_free(struct tensors *tensors)
 }
 
 /* Whether all layers' rows together stay far from overflowing a size. */
-static bool size_is_sane(const struct ck_storage *storage, int32_t rows)
-{
+static bool size_is_sane(const struct ck_storage *storage, int32_t rows) {
     double bytes = 0;
     for (int32_t l = 0; l < storage->n_layers; l++) {
         const cellkv_layer *layer = &storage->layers[l];
@@ -53,8 +51,8 @@ static bool size_is_sane(const struct ck_storage *storage, int32_t rows)
     return bytes < (double)(SIZE_MAX / 4);
 }
 
-static bool tensors_describe(const struct ck_storage *storage, int32_t rows, struct tensors *tensors)
-{
+static bool tensors_describe(const struct ck_storage *storage, int32_t rows,
+                             struct tensors *tensors) {
     const size_t n = (size_t)storage->n_layers;
     tensors->k = ck_calloc(n, sizeof *tensors->k);
     tensors->v = ck_calloc(n, sizeof *tensors->v);
@@ -77,8 +75,7 @@ static bool tensors_describe(const struct ck_storage *storage, int32_t rows, str
     return true;
 }
 
-static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct tensors *tensors)
-{
+static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct tensors *tensors) {
     *tensors = (struct tensors){0};
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(storage->device);
     if (size_is_sane(storage, rows) && tensors_describe(storage, rows, tensors) &&
@@ -94,19 +91,16 @@ static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct t
 
 /* Copies all of `from` into the first rows of `to`, through views made in `context`. */
 static void copy_rows(struct ggml_context *context, struct ggml_tensor *from,
-                      struct ggml_tensor *to)
-{
+                      struct ggml_tensor *to) {
     struct ggml_tensor *head = ggml_view_2d(context, to, to->ne[0], from->ne[1], to->nb[1], 0);
     ggml_backend_view_init(head);
     ggml_backend_tensor_copy(from, head);
 }
 
 static bool tensors_copy(const struct ck_storage *storage, const struct tensors *from,
-                         struct tensors *to)
-{
-    struct ggml_init_params params = {.mem_size = 2 * (size_t)storage->n_layers *
-                                                  ggml_tensor_overhead(),
-                                      .no_alloc = true};
+                         struct tensors *to) {
+    struct ggml_init_params params = {
+        .mem_size = 2 * (size_t)storage->n_layers * ggml_tensor_overhead(), .no_alloc = true};
     struct ggml_context *views = ck_allocation_should_fail() ? NULL : ggml_init(params);
     if (views == NULL)
         return false;
@@ -120,8 +114,7 @@ static bool tensors_copy(const struct ck_storage *storage, const struct tensors 
 
 /* ---- growth ---- */
 
-static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows)
-{
+static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows) {
     int64_t rows = storage->rows > 0 ? storage->rows : 1;
     while (rows < n_rows)
         rows *= 2;
@@ -129,12 +122,11 @@ static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows)
 }
 
 /* Replaces the tensors by ones of `padded` rows: allocate all, copy all, then swap. */
-static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded)
-{
+static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded) {
     struct tensors grown;
     if (!tensors_new(storage, padded, &grown))
-        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s", padded,
-                       ggml_backend_dev_name(storage->device));
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s",
+                       padded, ggml_backend_dev_name(storage->device));
     if (storage->tensors.buffer != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
         tensors_free(&grown);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot grow to %d rows", padded);
@@ -145,8 +137,7 @@ static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded)
     return CELLKV_OK;
 }
 
-cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows)
-{
+cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
     assert(n_rows <= storage->capacity);
     if (n_rows <= storage->rows)
         return CELLKV_OK;
@@ -164,8 +155,7 @@ cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows)
 
 /* ---- rows ---- */
 
-static void zero_run(struct ck_storage *storage, int32_t first, int32_t n)
-{
+static void zero_run(struct ck_storage *storage, int32_t first, int32_t n) {
     for (int32_t l = 0; l < storage->n_layers; l++) {
         struct ggml_tensor *both[2] = {storage->tensors.k[l], storage->tensors.v[l]};
         for (int i = 0; i < 2; i++)
@@ -174,8 +164,7 @@ static void zero_run(struct ck_storage *storage, int32_t first, int32_t n)
     }
 }
 
-void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32_t n_rows)
-{
+void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32_t n_rows) {
     int32_t n = n_rows;
     while (n > 0 && rows[n - 1] >= storage->rows)
         n--;
@@ -187,50 +176,42 @@ void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32
     }
 }
 
-struct ggml_tensor *ck_storage_k(const struct ck_storage *storage, int32_t layer)
-{
+struct ggml_tensor *ck_storage_k(const struct ck_storage *storage, int32_t layer) {
     return storage->tensors.k[layer];
 }
 
-struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer)
-{
+struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer) {
     return storage->tensors.v[layer];
 }
 
-ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage)
-{
+ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage) {
     return storage->device;
 }
 
-int64_t ck_storage_generation(const struct ck_storage *storage)
-{
+int64_t ck_storage_generation(const struct ck_storage *storage) {
     return storage->generation;
 }
 
 /* ---- what cells know of it ---- */
 
-static void storage_free(struct ck_storage *storage)
-{
+static void storage_free(struct ck_storage *storage) {
     if (storage == NULL)
         return;
     tensors_free(&storage->tensors);
     ck_free(storage);
 }
 
-static int32_t storage_rows(const struct ck_storage *storage)
-{
+static int32_t storage_rows(const struct ck_storage *storage) {
     return storage->rows;
 }
 
-static int64_t storage_bytes(const struct ck_storage *storage)
-{
+static int64_t storage_bytes(const struct ck_storage *storage) {
     if (storage->tensors.buffer == NULL)
         return 0;
     return (int64_t)ggml_backend_buffer_get_size(storage->tensors.buffer);
 }
 
-static int64_t storage_n_growths(const struct ck_storage *storage)
-{
+static int64_t storage_n_growths(const struct ck_storage *storage) {
     return storage->n_growths;
 }
 
@@ -242,16 +223,14 @@ static const struct ck_storage_class storage_class = {
 };
 
 static cellkv_status check_type(const struct ck_storage *storage, int32_t layer, cellkv_type type,
-                                const char *what)
-{
+                                const char *what) {
     if (type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16)
         return CELLKV_OK;
-    return ck_fail(CELLKV_ERROR_UNSUPPORTED, "layer %d: %s of type %d cannot be stored on %s", layer,
-                   what, (int)type, ggml_backend_dev_name(storage->device));
+    return ck_fail(CELLKV_ERROR_UNSUPPORTED, "layer %d: %s of type %d cannot be stored on %s",
+                   layer, what, (int)type, ggml_backend_dev_name(storage->device));
 }
 
-static cellkv_status storage_check_types(const struct ck_storage *storage)
-{
+static cellkv_status storage_check_types(const struct ck_storage *storage) {
     for (int32_t l = 0; l < storage->n_layers; l++) {
         cellkv_status status = check_type(storage, l, storage->layers[l].type_k, "K");
         if (status == CELLKV_OK)
@@ -262,8 +241,7 @@ static cellkv_status storage_check_types(const struct ck_storage *storage)
     return CELLKV_OK;
 }
 
-cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache)
-{
+cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache) {
     ggml_backend_dev_t device;
     cellkv_status status = ck_device_find(config->device, &device);
     if (status != CELLKV_OK)

@@ -18,8 +18,7 @@
 /* ggml's attention kernels want the rows they read in multiples of this (CUDA's needs it). */
 enum { CK_ROW_PADDING = 256 };
 
-static inline int32_t ck_pad_rows(int32_t rows)
-{
+static inline int32_t ck_pad_rows(int32_t rows) {
     return (rows + CK_ROW_PADDING - 1) / CK_ROW_PADDING * CK_ROW_PADDING;
 }
 
