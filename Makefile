@@ -49,8 +49,9 @@ flags_sanitize := --buildtype=debug -Doptimization=1 -Dtests=true \
 	-Db_sanitize=address,undefined -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 $(build)/%/build.ninja: $(venv)/.has-build $(cmake)
-	$(bin)/meson setup --reconfigure $(@D) -Dggml=$(GGML) $(flags_$*) \
-		$(if $(CI),--werror) $(MESON_FLAGS)
+	@mkdir -p $(@D)
+	$(bin)/meson setup --reconfigure $(@D) -Dggml=$(GGML) $(flags_$*) $(if $(CI),--werror) \
+		$(MESON_FLAGS) >$(@D)/setup.log 2>&1 || { cat $(@D)/setup.log; exit 1; }
 	@touch $@
 
 built-%: $(build)/%/build.ninja

@@ -1,0 +1,45 @@
+#!/bin/bash
+# Builds a copy of the tree by the submodule route, with the ggml sources that the libggml-python
+# source distribution carries (the submodule's commit needs no git host then), and checks that the
+# library needs no libggml, exports nothing of ggml, and works from C and Python.
+# Usage: test-submodule.sh PYTHON (one that has meson, cmake and cellkv's requirements)
+set -euo pipefail
+
+python=$(realpath -s "$1")
+tree=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+version=$(sed -n 's/.*"libggml-python == \([^"]*\)".*/\1/p' "$tree/pyproject.toml" | head -1)
+
+echo "== ggml sources of libggml-python $version"
+"$python" -m pip download --quiet --disable-pip-version-check --no-deps \
+    --no-binary libggml-python "libggml-python==$version" --dest "$work"
+tar xf "$work"/libggml_python-*.tar.gz -C "$work"
+mkdir -p "$work/tree/third_party"
+(cd "$tree" && tar c --exclude=__pycache__ LICENSE include meson meson.build meson.options python src tests examples) |
+    tar x -C "$work/tree"
+mv "$work"/libggml_python-*/ggml "$work/tree/third_party/ggml"
+
+echo "== build"
+"$python" -m mesonbuild.mesonmain setup "$work/build" "$work/tree" -Dggml=submodule -Dtests=true \
+    >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+"$python" -m ninja -C "$work/build" --quiet
+case $(uname -s) in
+Darwin) library="$work/build/src/libcellkv.dylib" exported="nm -gU" needed="otool -L" ;;
+*) library="$work/build/src/libcellkv.so" exported="nm -D --defined-only" needed="ldd" ;;
+esac
+
+echo "== what it exports and needs"
+if $exported "$library" | grep -v ' _\?cellkv_'; then
+    echo "the symbols above are not cellkv's" >&2
+    exit 1
+fi
+if $needed "$library" | grep libggml; then
+    echo "the libraries above should be inside libcellkv" >&2
+    exit 1
+fi
+
+echo "== C and Python"
+"$python" -m mesonbuild.mesonmain test -C "$work/build" --no-rebuild --print-errorlogs
+CELLKV_LIBRARY="$library" PYTHONPATH="$work/tree/python" "$python" "$tree/tests/consumer/main.py"
+echo "test-submodule: passed"
