@@ -16,7 +16,7 @@ echo "== ggml sources of libggml-python $version"
     --no-binary libggml-python "libggml-python==$version" --dest "$work"
 tar xf "$work"/libggml_python-*.tar.gz -C "$work"
 mkdir -p "$work/tree/third_party"
-(cd "$tree" && tar c --exclude=__pycache__ LICENSE include meson meson.build meson.options python src tests examples) |
+(cd "$tree" && tar c --exclude=__pycache__ LICENSE include meson meson.build meson.options python scripts src tests examples) |
     tar x -C "$work/tree"
 mv "$work"/libggml_python-*/ggml "$work/tree/third_party/ggml"
 
@@ -25,15 +25,12 @@ echo "== build"
     >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$python" -m ninja -C "$work/build" --quiet
 case $(uname -s) in
-Darwin) library="$work/build/src/libcellkv.dylib" exported="nm -gU" needed="otool -L" ;;
-*) library="$work/build/src/libcellkv.so" exported="nm -D --defined-only" needed="ldd" ;;
+Darwin) library="$work/build/src/libcellkv.dylib" needed="otool -L" ;;
+*) library="$work/build/src/libcellkv.so" needed="ldd" ;;
 esac
 
 echo "== what it exports and needs"
-if $exported "$library" | grep -v ' _\?cellkv_'; then
-    echo "the symbols above are not cellkv's" >&2
-    exit 1
-fi
+"$tree/scripts/check-exports.sh" "$library"
 if $needed "$library" | grep libggml; then
     echo "the libraries above should be inside libcellkv" >&2
     exit 1

@@ -5,7 +5,7 @@
 #define CELLKV_VERSION_MAJOR 0
 #define CELLKV_VERSION_MINOR 1
 #define CELLKV_VERSION_PATCH 0
-#define CELLKV_VERSION "0.1.0"
+#define CELLKV_VERSION       "0.1.0"
 
 /* The library is compiled with hidden visibility: only what bears CELLKV_API is exported. */
 #if defined(__GNUC__)
