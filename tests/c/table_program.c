@@ -1,0 +1,204 @@
+#include "table_program.h"
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ggml-alloc.h>
+#include <ggml-backend.h>
+#include <ggml.h>
+
+struct layer {
+    cellkv_layer shape;
+    int32_t n_heads;
+    float scale;
+    float soft_cap;
+    struct ggml_tensor *q, *k, *v, *sinks;
+};
+
+struct table_program {
+    cellkv_program interface;
+    struct layer *layers;
+    cellkv_layer *shapes;
+    struct ggml_context *context;
+    ggml_backend_buffer_t buffer;
+    enum table_fault fault;
+    atomic_int n_references;
+};
+
+static atomic_int n_alive;
+
+int32_t table_program_alive(void) {
+    return atomic_load(&n_alive);
+}
+
+const cellkv_program *table_program_interface(const struct table_program *program) {
+    return &program->interface;
+}
+
+void table_program_set_fault(struct table_program *program, enum table_fault fault) {
+    program->fault = fault;
+}
+
+/* ---- building ---- */
+
+/* Each token's row of the table, head by head: [width, n_heads, n_tokens]. */
+static struct ggml_tensor *look_up(cellkv_graph *graph, struct ggml_tensor *table, int64_t width) {
+    struct ggml_context *context = cellkv_graph_context(graph);
+    struct ggml_tensor *rows = ggml_get_rows(context, table, cellkv_graph_tokens(graph));
+    return ggml_reshape_3d(context, rows, width, table->ne[0] / width,
+                           cellkv_graph_n_tokens(graph));
+}
+
+static struct ggml_tensor *attend_layer(const struct table_program *program, cellkv_graph *graph,
+                                        int32_t index) {
+    struct ggml_context *context = cellkv_graph_context(graph);
+    const struct layer *layer = &program->layers[index];
+    struct ggml_tensor *q = look_up(graph, layer->q, layer->shape.head_dim_k);
+    struct ggml_tensor *k = look_up(graph, layer->k, layer->shape.head_dim_k);
+    struct ggml_tensor *v = look_up(graph, layer->v, layer->shape.head_dim_v);
+    cellkv_attend_params params = {
+        .scale = layer->scale, .soft_cap = layer->soft_cap, .sinks = layer->sinks};
+    switch (program->fault) {
+    case TABLE_FAULT_Q_SHAPE:
+        q = ggml_reshape_2d(context, q, q->ne[0] * q->ne[1], q->ne[2]);
+        break;
+    case TABLE_FAULT_NULL_K:
+        k = NULL;
+        break;
+    case TABLE_FAULT_V_TYPE:
+        v = ggml_cast(context, v, GGML_TYPE_F16);
+        break;
+    case TABLE_FAULT_PARAMS:
+        params.scale = NAN;
+        break;
+    case TABLE_FAULT_SINKS:
+        params.sinks = ggml_new_tensor_1d(context, GGML_TYPE_F32, layer->n_heads + 1);
+        break;
+    case TABLE_FAULT_NO_DATA:
+        q = ggml_add(context, q, ggml_new_tensor_1d(context, GGML_TYPE_F32, 1));
+        break;
+    case TABLE_FAULT_LAYER_OUTSIDE:
+        index = program->interface.n_layers;
+        break;
+    case TABLE_FAULT_TWICE:
+        if (cellkv_attend(graph, 0, q, k, v, &params) == NULL)
+            return NULL;
+        break;
+    default:
+        break;
+    }
+    struct ggml_tensor *attention = cellkv_attend(graph, index, q, k, v, &params);
+    if (attention == NULL)
+        return NULL;
+    return ggml_reshape_2d(context, attention, attention->ne[0] * attention->ne[1],
+                           attention->ne[2]);
+}
+
+static cellkv_status build(void *context, cellkv_graph *graph) {
+    const struct table_program *program = context;
+    struct ggml_context *tensors = cellkv_graph_context(graph);
+    struct ggml_tensor *all = NULL;
+    if (program->fault == TABLE_FAULT_GIVES_UP)
+        return cellkv_graph_fail(graph, CELLKV_ERROR_UNSUPPORTED, "told to give up");
+    const int32_t n_layers =
+        program->interface.n_layers - (program->fault == TABLE_FAULT_SKIP_LAYER);
+    for (int32_t l = 0; l < n_layers; l++) {
+        struct ggml_tensor *one = attend_layer(program, graph, l);
+        if (one == NULL)
+            return CELLKV_ERROR_BAD_GRAPH;
+        all = all == NULL ? one : ggml_concat(tensors, all, one, 0);
+    }
+    if (cellkv_graph_n_outputs(graph) == 0 || program->fault == TABLE_FAULT_NO_RESULT)
+        return CELLKV_OK;
+    if (program->fault == TABLE_FAULT_RESULT_SHAPE)
+        all = ggml_concat(tensors, all, all, 0);
+    if (all != NULL)
+        cellkv_graph_set_result(graph, ggml_get_rows(tensors, all, cellkv_graph_outputs(graph)));
+    return CELLKV_OK;
+}
+
+/* ---- making ---- */
+
+static void retain(void *context) {
+    atomic_fetch_add(&((struct table_program *)context)->n_references, 1);
+}
+
+static void release(void *context) {
+    struct table_program *program = context;
+    if (atomic_fetch_sub(&program->n_references, 1) > 1)
+        return;
+    ggml_backend_buffer_free(program->buffer);
+    ggml_free(program->context);
+    free(program->layers);
+    free(program->shapes);
+    free(program);
+    atomic_fetch_sub(&n_alive, 1);
+}
+
+void table_program_free(struct table_program *program) {
+    if (program != NULL)
+        release(program);
+}
+
+static void describe_layer(struct table_program *program, int32_t index,
+                           const struct table_layer *from) {
+    struct layer *layer = &program->layers[index];
+    const int64_t n_vocab = program->interface.n_vocab;
+    const int64_t kv = from->shape.n_kv_heads;
+    *layer = (struct layer){.shape = from->shape,
+                            .n_heads = from->n_heads,
+                            .scale = from->scale,
+                            .soft_cap = from->soft_cap};
+    layer->q = ggml_new_tensor_2d(program->context, GGML_TYPE_F32,
+                                  (int64_t)from->n_heads * from->shape.head_dim_k, n_vocab);
+    layer->k =
+        ggml_new_tensor_2d(program->context, GGML_TYPE_F32, kv * from->shape.head_dim_k, n_vocab);
+    layer->v =
+        ggml_new_tensor_2d(program->context, GGML_TYPE_F32, kv * from->shape.head_dim_v, n_vocab);
+    if (from->sinks != NULL)
+        layer->sinks = ggml_new_tensor_1d(program->context, GGML_TYPE_F32, from->n_heads);
+    program->shapes[index] = from->shape;
+    program->interface.n_result += from->n_heads * from->shape.head_dim_v;
+}
+
+static void upload(struct ggml_tensor *tensor, const float *data) {
+    if (tensor != NULL)
+        ggml_backend_tensor_set(tensor, data, 0, ggml_nbytes(tensor));
+}
+
+struct table_program *table_program_new(const char *device_name, int32_t n_vocab,
+                                        const struct table_layer *layers, int32_t n_layers) {
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(device_name ? device_name : "CPU");
+    if (device == NULL)
+        return NULL;
+    struct table_program *program = calloc(1, sizeof *program);
+    program->layers = calloc((size_t)n_layers, sizeof *program->layers);
+    program->shapes = calloc((size_t)n_layers, sizeof *program->shapes);
+    program->interface = (cellkv_program){.size = sizeof(cellkv_program),
+                                          .context = program,
+                                          .n_vocab = n_vocab,
+                                          .n_layers = n_layers,
+                                          .layers = program->shapes,
+                                          .build = build,
+                                          .retain = retain,
+                                          .release = release};
+    struct ggml_init_params params = {.mem_size = 4 * (size_t)n_layers * ggml_tensor_overhead(),
+                                      .no_alloc = true};
+    program->context = ggml_init(params);
+    atomic_init(&program->n_references, 1);
+    atomic_fetch_add(&n_alive, 1);
+    for (int32_t l = 0; l < n_layers; l++)
+        describe_layer(program, l, &layers[l]);
+    program->buffer = ggml_backend_alloc_ctx_tensors_from_buft(
+        program->context, ggml_backend_dev_buffer_type(device));
+    ggml_backend_buffer_set_usage(program->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    for (int32_t l = 0; l < n_layers; l++) {
+        upload(program->layers[l].q, layers[l].q);
+        upload(program->layers[l].k, layers[l].k);
+        upload(program->layers[l].v, layers[l].v);
+        upload(program->layers[l].sinks, layers[l].sinks);
+    }
+    return program;
+}

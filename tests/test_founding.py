@@ -1,0 +1,141 @@
+"""The founding suite: what cellkv exists for, against naive attention in float64.
+
+On every device present, for f32 and f16 storage, graph caching on and off, every strategy, and
+starting from one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from table_program import random_tables
+from world import World
+
+import cellkv
+
+MakeWorld = Callable[..., World]
+
+
+@pytest.fixture(params=cellkv.devices())
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=["f32", "f16"])
+def type_name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "rebuilt"])
+def reuse_graphs(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(params=["dense"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def make_world(
+    device: str, type_name: str, reuse_graphs: bool, strategy: str
+) -> Iterator[MakeWorld]:
+    worlds: list[World] = []
+
+    def make(windows: tuple[int, ...] = (0, 0), **options: object) -> World:
+        tables = random_tables(np.random.default_rng(1), windows)
+        world = World(
+            tables,
+            type_k=type_name,
+            type_v=type_name,
+            device=device,
+            reuse_graphs=reuse_graphs,
+            strategy=strategy,
+            **options,
+        )
+        worlds.append(world)
+        assert world.cache.stats.rows == 1
+        return world
+
+    yield make
+    for world in worlds:
+        world.__exit__(None, None, None)
+
+
+def test_sequences_prefilled_apart_decode_in_one_forward(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.open("a", "b")
+    world.prefill("a", 150)
+    world.prefill("b", 90)
+    for _ in range(40):  # past row 256: the rows move
+        world.step(["a", "b"])
+    assert world.cache.stats.rows == 512
+    assert world.executor.stats.n_steps == 42
+
+
+def test_clone_shares_its_sources_prefix_while_both_go_on(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.open("source")
+    world.prefill("source", 70)
+    used = world.cache.stats.used_cells
+    world.clone("source", "clone")
+    world.clone("source", "early", upto=33)
+    assert world.cache.stats.used_cells == used
+    for _ in range(5):
+        world.step(["source", "clone", "early"])
+
+    world.rewind("source", 40)  # below the clone's prefix: the clone keeps it
+    for _ in range(5):
+        world.step(["clone", "early", "source"])
+    world.rewind("clone", 71)
+    world.close("early")
+    world.step(["clone", "source", "clone"])
+
+    world.close("source")  # what the clone shares stays
+    world.step(["clone"])
+    world.close("clone")
+    assert world.cache.stats.used_cells == 0
+
+
+def test_windows_hide_what_lies_before_them(make_world: MakeWorld) -> None:
+    world = make_world(windows=(8, 0, 3, 8))
+    world.open("a", "b")
+    world.prefill("a", 40)  # wider than the windows
+    world.prefill("b", 5)
+    for _ in range(12):
+        world.step(["b", "a"])
+    world.clone("a", "c", upto=20)  # a windowed layer has kept every cell
+    world.rewind("a", 12)
+    world.step(["a", "b", "c"])
+    world.step(["c"] * 10 + ["a"] * 2)
+
+
+def test_steps_that_do_not_continue_their_sequences_are_refused(make_world: MakeWorld) -> None:
+    world = make_world()
+    world.open("a", "b", "c", "d")
+    for name in "abcd":
+        world.prefill(name, 3)
+    run, seqs = world.executor.run, [world.handles[name] for name in "abcd"]
+    before = world.cache.stats, [world.cache.cells(seq) for seq in seqs]
+
+    with pytest.raises(cellkv.NotDeclaredError):
+        run([1, 2], outputs="all")
+    with pytest.raises(cellkv.BadPositionError, match=r"token 2\b") as refusal:
+        run([1, 2, 3, 4], seqs, positions=[3, 3, 4, 3], outputs="all")
+    assert str(seqs[2]) in str(refusal.value)
+    with pytest.raises(cellkv.BadPositionError):
+        run([1, 2], [seqs[0], seqs[0]], positions=[4, 3], outputs="all")
+    after = world.cache.stats, [world.cache.cells(seq) for seq in seqs]
+    assert after[0] == before[0]
+    for now, then in zip(after[1], before[1], strict=True):
+        np.testing.assert_array_equal(now.cells, then.cells)
+        np.testing.assert_array_equal(now.positions, then.positions)
+
+    world.cache.declare(seqs)  # a declared step with a gap: refused, and still declared
+    with pytest.raises(cellkv.BadPositionError):
+        run([1, 2, 3, 4], positions=[3, 3, 4, 3], outputs="all")
+    results = run([1, 2, 3, 4], positions=[3, 3, 3, 3], outputs="all")
+    world.check("abcd", [1, 2, 3, 4], results)
+    world.step("abd")  # the other three run without the one
