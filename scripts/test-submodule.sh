@@ -5,7 +5,7 @@
 # Usage: test-submodule.sh PYTHON (one that has meson, cmake and cellkv's requirements)
 set -euo pipefail
 
-python=$(realpath -s "$1")
+python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 tree=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -16,8 +16,8 @@ echo "== ggml sources of libggml-python $version"
     --no-binary libggml-python "libggml-python==$version" --dest "$work"
 tar xf "$work"/libggml_python-*.tar.gz -C "$work"
 mkdir -p "$work/tree/third_party"
-(cd "$tree" && tar c --exclude=__pycache__ LICENSE include meson meson.build meson.options python scripts src tests examples) |
-    tar x -C "$work/tree"
+(cd "$tree" && tar cf - --exclude=__pycache__ LICENSE include meson meson.build meson.options python scripts src tests examples) |
+    tar xf - -C "$work/tree"
 mv "$work"/libggml_python-*/ggml "$work/tree/third_party/ggml"
 
 echo "== build"

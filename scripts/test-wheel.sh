@@ -4,7 +4,7 @@
 # Usage: test-wheel.sh PYTHON (one that has meson and libggml-python)
 set -euo pipefail
 
-python=$(realpath -s "$1")
+python=$(cd "$(dirname "$1")" && pwd)/$(basename "$1")
 tree=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
