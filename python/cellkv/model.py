@@ -1,0 +1,279 @@
+"""Models: decoders read from GGUF files, or given as arrays."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import weakref
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _lib
+from ._arguments import TYPES, as_floats, as_int, as_path, as_text, by_name
+from ._lib import check, lib
+from ._owned import Owned
+from .cache import Cache, CacheKind, KindName, Layer, TypeName, _config
+from .errors import InvalidArgumentError, TokenizerError
+from .executor import Executor
+
+if TYPE_CHECKING:
+    from .tokenizer import Tokenizer
+
+
+class ModelInfo(NamedTuple):
+    """A model's figures.
+
+    `n_embd` is the width of the hidden state, `n_heads` the query heads of the first layer,
+    `n_context` the context length it was trained for (0: not stated); `weight_bytes` of all
+    tensors as stored, `mapped_bytes` of those used where the file is mapped, `repacked_bytes` of
+    those held in another layout; `layers` is what a cache for it needs.
+    """
+
+    architecture: str
+    n_vocab: int
+    n_layers: int
+    n_embd: int
+    n_heads: int
+    n_context: int
+    n_parameters: int
+    weight_bytes: int
+    mapped_bytes: int
+    repacked_bytes: int
+    layers: tuple[Layer, ...]
+
+
+class Model:
+    """Weights and hyperparameters, immutable, shared by any number of executors and threads.
+
+    A context manager that closes it. ClosedError after `close`; executors over it go on working.
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("use Model.load or Model.from_arrays")
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        device: str | None = None,
+        use_mmap: bool = True,
+        repack: bool = True,
+    ) -> Model:
+        """Load a GGUF file of the "llama" architecture (SmolLM2, Llama 2 and 3, Mistral).
+
+        `device`: which ggml device holds the weights; default the best one. `use_mmap`: map the
+        file instead of reading it. `repack`: hold weights in the layout of ggml's fastest CPU
+        kernels, where one exists (a second copy of those).
+
+        FileError: it cannot be read. BadFileError: not GGUF, damaged or truncated.
+        UnknownArchitectureError. BadMetadataError. MissingTensorError, BadTensorError.
+        UnknownDeviceError. OutOfMemoryError.
+        """
+        config, _kept = _model_config(device, use_mmap, repack)
+        address = ctypes.c_void_p()
+        file = as_path(path, "path")
+        check(lib.cellkv_model_load(file, ctypes.byref(config), ctypes.byref(address)))
+        return cls._adopt(address, path, {})
+
+    @classmethod
+    def from_arrays(
+        cls,
+        metadata: Mapping[str, str | bool | int | float | Any],
+        arrays: Mapping[str, npt.NDArray[np.float32]],
+        *,
+        device: str | None = None,
+        repack: bool = True,
+    ) -> Model:
+        """Make a model from arrays, which are copied.
+
+        `metadata` and `arrays` have the keys of the GGUF format. An array is float32, contiguous,
+        of one or two dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd] for
+        "token_embd.weight"). Keys under "tokenizer." are for `tokenizer` and may hold lists.
+
+        TypeError, InvalidArgumentError: an array or a value that is none of these. Otherwise as
+        `load`, but for the file's errors.
+        """
+        values = {key: v for key, v in metadata.items() if not key.startswith("tokenizer.")}
+        c_values, _kept_values = _c_values(values)
+        c_arrays, _kept_arrays = _c_arrays(arrays)
+        config, _kept = _model_config(device, False, repack)
+        address = ctypes.c_void_p()
+        check(
+            lib.cellkv_model_from_arrays(
+                c_values,
+                len(c_values),
+                c_arrays,
+                len(c_arrays),
+                ctypes.byref(config),
+                ctypes.byref(address),
+            )
+        )
+        return cls._adopt(address, None, dict(metadata))
+
+    @classmethod
+    def _adopt(
+        cls, address: ctypes.c_void_p, path: str | os.PathLike[str] | None, metadata: dict[str, Any]
+    ) -> Model:
+        assert address.value is not None
+        model = cls.__new__(cls)
+        model._owned = Owned(address.value, lib.cellkv_model_free, "model")
+        model._finalizer = weakref.finalize(model, model._owned.close)
+        model._path = path
+        model._metadata = metadata
+        return model
+
+    _owned: Owned
+    _finalizer: weakref.finalize[Any, Model]
+    _path: str | os.PathLike[str] | None
+    _metadata: dict[str, Any]
+
+    def close(self) -> None:
+        """Drop this reference; closing twice is fine. Executors over the model go on working."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._owned.closed
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<cellkv.Model{' closed' if self.closed else ''} at {id(self):#x}>"
+
+    @functools.cached_property
+    def info(self) -> ModelInfo:
+        """The model's figures."""
+        info = _lib.sized(_lib.cellkv_model_info)
+        with self._owned as model:
+            check(lib.cellkv_model_get_info(model, ctypes.byref(info)))
+            values = {field: getattr(info, field) for field in ModelInfo._fields}
+            values["architecture"] = info.architecture.decode("utf-8", "replace")
+            values["layers"] = tuple(_layer(info.layers[i]) for i in range(info.n_layers))
+        return ModelInfo(**values)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, read when first asked for.
+
+        TokenizerError: missing, malformed or of an unknown kind.
+        """
+        from .tokenizer import Tokenizer
+
+        if self._path is not None:
+            return Tokenizer.from_gguf(self._path)
+        if not any(key.startswith("tokenizer.") for key in self._metadata):
+            raise TokenizerError("this model was made from arrays, without a tokenizer")
+        return Tokenizer(self._metadata)
+
+    def program(self) -> _lib.cellkv_program:
+        """Return the model as the C struct of a program; it lives as long as the model."""
+        program = _lib.sized(_lib.cellkv_program)
+        with self._owned as model:
+            check(lib.cellkv_model_program(model, ctypes.byref(program)))
+        return program
+
+    def new_cache(
+        self,
+        *,
+        capacity: int = 4096,
+        max_seqs: int = 64,
+        initial_rows: int | None = None,
+        type_k: TypeName = "f16",
+        type_v: TypeName = "f16",
+        kind: CacheKind | KindName = CacheKind.BATCHED,
+        device: str | None = None,
+    ) -> Cache:
+        """Make a cache for this model: its layers, stored in the given types. Errors as `Cache`."""
+        c_type_k, c_type_v = by_name(type_k, TYPES, "type_k"), by_name(type_v, TYPES, "type_v")
+        config, _kept = _config("ggml", kind, capacity, max_seqs, initial_rows, (), device)
+        address = ctypes.c_void_p()
+        with self._owned as model:
+            check(
+                lib.cellkv_model_new_cache(
+                    model, ctypes.byref(config), c_type_k, c_type_v, ctypes.byref(address)
+                )
+            )
+        return Cache._adopt(address)
+
+    def executor(self, cache: Cache | None = None, **options: Any) -> Executor:
+        """Make an executor of this model over a cache; options and errors as `Executor`."""
+        return Executor(self, cache, **options)
+
+
+def _model_config(
+    device: str | None, use_mmap: bool, repack: bool
+) -> tuple[_lib.cellkv_model_config, object]:
+    config = lib.cellkv_model_config_default()
+    name = None if device is None else as_text(device, "device")
+    config.device = name
+    config.use_mmap = bool(use_mmap)
+    config.repack = bool(repack)
+    return config, name
+
+
+def _layer(layer: _lib.cellkv_layer) -> Layer:
+    names: dict[int, Any] = {value: name for name, value in TYPES.items()}
+    return Layer(
+        layer.n_kv_heads,
+        layer.head_dim_k,
+        layer.head_dim_v,
+        layer.window,
+        names[layer.type_k],
+        names[layer.type_v],
+    )
+
+
+def _c_values(values: Mapping[str, Any]) -> tuple[Any, object]:
+    c_values = (_lib.cellkv_model_value * len(values))()
+    kept: list[bytes] = []
+    for c_value, (key, value) in zip(c_values, values.items(), strict=True):
+        kept.append(as_text(key, "a key of metadata"))
+        c_value.key = kept[-1]
+        if isinstance(value, str):
+            kept.append(as_text(value, f"metadata[{key!r}]"))
+            c_value.string = kept[-1]
+        elif isinstance(value, (float, np.floating)):
+            c_value.number, c_value.is_float = float(value), True
+        elif isinstance(value, (bool, np.bool_)):
+            c_value.number = float(value)
+        else:
+            number = as_int(value, f"metadata[{key!r}]", np.int64)
+            if abs(number) > 2**53:
+                raise InvalidArgumentError(f"metadata[{key!r}] is {number}, beyond 2^53")
+            c_value.number = float(number)
+    return c_values, kept
+
+
+def _c_arrays(arrays: Mapping[str, Any]) -> tuple[Any, object]:
+    c_arrays = (_lib.cellkv_model_array * len(arrays))()
+    kept: list[object] = []
+    for c_array, (name, value) in zip(c_arrays, arrays.items(), strict=True):
+        array = as_floats(value, f"arrays[{name!r}]")
+        if array.ndim not in (1, 2):
+            raise InvalidArgumentError(
+                f"arrays[{name!r}] has shape {array.shape}, one or two dimensions are expected"
+            )
+        encoded = as_text(name, "a name in arrays")
+        c_array.name = encoded
+        c_array.data = array.ctypes.data
+        c_array.n_dims = array.ndim
+        for i, n in enumerate(reversed(array.shape)):
+            c_array.shape[i] = n
+        kept += [array, encoded]
+    return c_arrays, kept
