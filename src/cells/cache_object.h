@@ -1,4 +1,5 @@
-/* What a cache is made of, for the rooms above: cells, an optional storage, two kinds of holders. */
+/* What a cache is made of, for the rooms above: cells, an optional storage, two kinds of holders.
+ */
 #ifndef CELLKV_CELLS_CACHE_OBJECT_H
 #define CELLKV_CELLS_CACHE_OBJECT_H
 
@@ -33,6 +34,13 @@ struct cellkv_cache {
     int32_t n_users;   /* references that cellkv_cache_free drops */
     int32_t n_holders; /* executors */
 };
+
+/* Makes a cache with the builder that is registered for its backend and kind: cellkv_cache_new once
+ * the builders are registered. */
+cellkv_status ck_cache_build(const cellkv_cache_config *config, cellkv_cache **cache);
+
+/* Frees everything; for the registry, when nobody holds the cache any more. */
+void ck_cache_destroy(cellkv_cache *cache);
 
 /* Claims the cache for one verb or one step: CELLKV_ERROR_BUSY if somebody is inside. */
 cellkv_status ck_cache_enter(cellkv_cache *cache);

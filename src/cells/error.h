@@ -10,7 +10,8 @@
 #define CK_PRINTF(text, first)
 #endif
 
-/* Records the details, printf-like, and returns `status`: `return ck_fail(CELLKV_ERROR_..., ...)`. */
+/* Records the details, printf-like, and returns `status`: `return ck_fail(CELLKV_ERROR_..., ...)`.
+ */
 cellkv_status ck_fail(cellkv_status status, const char *format, ...) CK_PRINTF(2, 3);
 
 /* For "x is NULL", the commonest refusal. */

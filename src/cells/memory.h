@@ -4,14 +4,19 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include <cellkv/version.h>
 
 void *ck_malloc(size_t size);
-void *ck_calloc(size_t count, size_t size);               /* NULL on overflow, too */
+void *ck_calloc(size_t count, size_t size);                     /* NULL on overflow, too */
 void *ck_realloc_array(void *block, size_t count, size_t size); /* NULL: block unchanged */
 char *ck_strdup(const char *text);
-void ck_free(void *block);                                /* NULL is fine */
+void ck_free(void *block); /* NULL is fine */
+
+/* Makes room for `need` (>= 1) elements in an array that has room for *room: returns the array,
+ * perhaps moved, or NULL with everything unchanged. Amortised O(1) for each element. */
+void *ck_make_room(void *block, int32_t *room, int64_t need, size_t size);
 
 /* Whether an allocation that is not ours to make (a backend buffer, say) should fail now: counts
  * like one of ours. Always false in builds without CELLKV_CHECKS. */

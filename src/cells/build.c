@@ -1,0 +1,184 @@
+/* Making a cache: its configuration, checked, and the parts that every kind has. */
+#include <string.h>
+
+#include "cache_object.h"
+#include "error.h"
+#include "memory.h"
+#include "registry.h"
+
+static const char *const kind_names[] = {
+    [CELLKV_CACHE_SEQUENCE] = "sequence",
+    [CELLKV_CACHE_BATCHED] = "batched",
+    [CELLKV_CACHE_BATCHED_CELL] = "batched_cell",
+};
+enum { N_KINDS = sizeof kind_names / sizeof *kind_names };
+
+const char *cellkv_cache_kind_name(cellkv_cache_kind kind) {
+    return (int)kind >= 0 && (int)kind < N_KINDS ? kind_names[kind] : NULL;
+}
+
+cellkv_status cellkv_cache_kind_by_name(const char *name, cellkv_cache_kind *kind) {
+    if (!name || !kind) {
+        return ck_fail_null(name ? "kind" : "name");
+    }
+    for (int i = 0; i < N_KINDS; i++) {
+        if (strcmp(name, kind_names[i]) == 0) {
+            *kind = (cellkv_cache_kind)i;
+            return CELLKV_OK;
+        }
+    }
+    return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "\"%s\" is not a kind of cache", name);
+}
+
+cellkv_cache_config cellkv_cache_config_default(void) {
+    return (cellkv_cache_config){
+        .size = sizeof(cellkv_cache_config),
+        .backend = "ggml",
+        .kind = CELLKV_CACHE_BATCHED,
+        .capacity = 4096,
+        .max_seqs = 64,
+        .initial_rows = 256,
+    };
+}
+
+/* ---- checks ---- */
+
+static cellkv_status check_field(const char *name, int32_t value, int32_t least, int32_t most) {
+    if (value >= least && value <= most) {
+        return CELLKV_OK;
+    }
+    return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "%s is %d, not in [%d, %d]", name, value, least,
+                   most);
+}
+
+static bool is_type(cellkv_type type) {
+    return type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16;
+}
+
+static cellkv_status check_layer(const cellkv_layer *layer, int32_t index) {
+    const struct {
+        const char *name;
+        int32_t value, least;
+    } fields[] = {
+        {"n_kv_heads", layer->n_kv_heads, 1},
+        {"head_dim_k", layer->head_dim_k, 1},
+        {"head_dim_v", layer->head_dim_v, 1},
+        {"window", layer->window, 0},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        if (fields[i].value < fields[i].least) {
+            return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: %s is %d, at least %d needed",
+                           index, fields[i].name, fields[i].value, fields[i].least);
+        }
+    }
+    if (!is_type(layer->type_k) || !is_type(layer->type_v)) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: type %d is none of cellkv's",
+                       index, (int)(is_type(layer->type_k) ? layer->type_v : layer->type_k));
+    }
+    return CELLKV_OK;
+}
+
+static cellkv_status check_layers(const cellkv_cache_config *config) {
+    if (config->n_layers > 0 && !config->layers) {
+        return ck_fail_null("layers");
+    }
+    cellkv_status status = CELLKV_OK;
+    for (int32_t i = 0; i < config->n_layers && !status; i++) {
+        status = check_layer(&config->layers[i], i);
+    }
+    return status;
+}
+
+static cellkv_status check_config(const cellkv_cache_config *config) {
+    if (config->size != sizeof *config) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "size is %zu, that of this version is %zu",
+                       config->size, sizeof *config);
+    }
+    if (!config->backend) {
+        return ck_fail_null("backend");
+    }
+    if (!cellkv_cache_kind_name(config->kind)) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "%d is not a kind of cache",
+                       (int)config->kind);
+    }
+    cellkv_status status = check_field("capacity", config->capacity, 1, CELLKV_MAX_CAPACITY);
+    if (!status) {
+        status = check_field("max_seqs", config->max_seqs, 1, CELLKV_MAX_SEQS);
+    }
+    if (!status) {
+        status = check_field("initial_rows", config->initial_rows, 0, config->capacity);
+    }
+    if (!status) { /* only a table of cells can do without layers */
+        int32_t least = strcmp(config->backend, "cells") == 0 ? 0 : 1;
+        status = check_field("n_layers", config->n_layers, least, INT32_MAX);
+    }
+    return status ? status : check_layers(config);
+}
+
+/* ---- parts ---- */
+
+/* The largest window where every layer has one, else 0. */
+static int32_t common_window(const cellkv_cache_config *config) {
+    int32_t largest = 0;
+    for (int32_t i = 0; i < config->n_layers; i++) {
+        if (config->layers[i].window == 0) {
+            return 0;
+        }
+        if (config->layers[i].window > largest) {
+            largest = config->layers[i].window;
+        }
+    }
+    return largest;
+}
+
+static bool make_parts(cellkv_cache *cache, const cellkv_cache_config *config) {
+    size_t n_layers = (size_t)config->n_layers;
+    cache->kind = config->kind;
+    cache->n_layers = config->n_layers;
+    cache->n_users = 1;
+    cache->layers = ck_calloc(n_layers, sizeof *cache->layers);
+    if (!cache->layers) {
+        return false;
+    }
+    if (n_layers) {
+        memcpy(cache->layers, config->layers, n_layers * sizeof *cache->layers);
+    }
+    cache->cells = ck_cells_new(config->capacity, config->max_seqs, common_window(config));
+    return cache->cells != NULL;
+}
+
+cellkv_status ck_cache_build(const cellkv_cache_config *config, cellkv_cache **cache) {
+    if (!config || !cache) {
+        return ck_fail_null(config ? "cache" : "config");
+    }
+    cellkv_status status = check_config(config);
+    if (status) {
+        return status;
+    }
+    ck_cache_builder builder = ck_registry_find_builder(config->backend, config->kind);
+    if (!builder) {
+        return ck_fail(CELLKV_ERROR_NO_BUILDER, "nothing builds kind %s for backend \"%s\"",
+                       cellkv_cache_kind_name(config->kind), config->backend);
+    }
+    cellkv_cache *made = ck_calloc(1, sizeof *made);
+    if (!made) {
+        return ck_fail_memory("a cache");
+    }
+    atomic_init(&made->busy, false);
+    status = make_parts(made, config) ? builder(config, made) : ck_fail_memory("a table of cells");
+    if (status) {
+        ck_cache_destroy(made);
+        return status;
+    }
+    *cache = made;
+    return CELLKV_OK;
+}
+
+void ck_cache_destroy(cellkv_cache *cache) {
+    if (cache->storage) {
+        cache->storage_class->free(cache->storage);
+    }
+    ck_cells_free(cache->cells);
+    ck_free(cache->layers);
+    ck_free(cache);
+}
