@@ -1,0 +1,163 @@
+#include "decoder.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "cells/error.h"
+#include "cells/memory.h"
+
+/* Beyond any model there is, and small enough that products of two of them fit an int32. */
+#define MAX_LAYERS   4096
+#define MAX_HEADS    (1 << 14)
+#define MAX_HEAD_DIM (1 << 14)
+#define MAX_WIDTH    (1 << 24)
+
+/* ---- hyperparameters ---- */
+
+/* Linear scaling is stated as a factor that positions are divided by; older files have it under
+ * rope.scale_linear. 0 stands for none. */
+static float read_rope_scale(struct ck_metadata *metadata) {
+    const char *type = ck_metadata_string_or(metadata, "rope.scaling.type", "linear");
+    const float legacy = ck_metadata_float_or(metadata, "rope.scale_linear", 0.0f, 1e9f, 0.0f);
+    const float factor = ck_metadata_float_or(metadata, "rope.scaling.factor", 0.0f, 1e9f, legacy);
+    const float magnitude =
+        ck_metadata_float_or(metadata, "rope.scaling.attn_factor", -1e9f, 1e9f, 1.0f);
+    if (magnitude != 1.0f)
+        ck_metadata_refuse(metadata, "rope.scaling.attn_factor", "only 1 is supported");
+    const bool linear = strcmp(type, "linear") == 0;
+    if (!linear && strcmp(type, "none") != 0)
+        ck_metadata_refuse(metadata, "rope.scaling.type",
+                           "unsupported; linear and none are supported");
+    if (!linear || factor == 0.0f)
+        return 1.0f;
+    if (factor < 1e-6f)
+        ck_metadata_refuse(metadata, "rope.scaling.factor", "too small");
+    return 1.0f / factor;
+}
+
+static struct ck_rope read_rope(struct ck_metadata *metadata, int32_t head_dim, int32_t ordering) {
+    struct ck_rope rope = {.ordering = ordering};
+    rope.n_dims = ck_metadata_int_or(metadata, "rope.dimension_count", 2, head_dim, head_dim);
+    if (rope.n_dims % 2 != 0)
+        ck_metadata_refuse(metadata, "rope.dimension_count", "odd");
+    rope.base = ck_metadata_float_or(metadata, "rope.freq_base", 1.0f, 1e30f, 10000.0f);
+    rope.scale = read_rope_scale(metadata);
+    return rope;
+}
+
+static void read_heads(struct ck_attention *attention, struct ck_metadata *metadata, int32_t l,
+                       int32_t n_layers) {
+    attention->n_heads =
+        ck_metadata_layer_int(metadata, "attention.head_count", l, n_layers, 1, MAX_HEADS);
+    attention->n_kv_heads = ck_metadata_layer_int_or(metadata, "attention.head_count_kv", l,
+                                                     n_layers, 1, MAX_HEADS, attention->n_heads);
+    attention->window = ck_metadata_layer_int_or(metadata, "attention.sliding_window", l, n_layers,
+                                                 0, INT32_MAX, 0);
+    if (metadata->status == CELLKV_OK && attention->n_heads % attention->n_kv_heads != 0)
+        ck_metadata_refuse(metadata, "attention.head_count",
+                           "not a multiple of attention.head_count_kv");
+}
+
+/* Unless stated, the heads of the first layer share the hidden state's width among them. */
+static int32_t read_head_dim(struct ck_metadata *metadata, const char *key, int32_t n_embd,
+                             int32_t n_heads) {
+    if (ck_metadata_has(metadata, key))
+        return ck_metadata_int(metadata, key, 1, MAX_HEAD_DIM);
+    if (metadata->status != CELLKV_OK)
+        return 0;
+    if (n_embd % n_heads != 0 || n_embd / n_heads > MAX_HEAD_DIM) {
+        ck_metadata_refuse(metadata, "embedding_length",
+                           "does not divide into attention.head_count heads");
+        return 0;
+    }
+    return n_embd / n_heads;
+}
+
+static void read_layers(struct ck_decoder *decoder, struct ck_metadata *metadata,
+                        int32_t ordering) {
+    const int32_t n = decoder->n_layers;
+    const int32_t first_heads =
+        ck_metadata_layer_int(metadata, "attention.head_count", 0, n, 1, MAX_HEADS);
+    const int32_t k = read_head_dim(metadata, "attention.key_length", decoder->n_embd, first_heads);
+    const int32_t v =
+        read_head_dim(metadata, "attention.value_length", decoder->n_embd, first_heads);
+    if (k % 2 != 0)
+        ck_metadata_refuse(metadata, "attention.key_length", "odd");
+    if (metadata->status != CELLKV_OK)
+        return;
+    const struct ck_rope rope = read_rope(metadata, k, ordering);
+    for (int32_t l = 0; l < n && metadata->status == CELLKV_OK; l++) {
+        struct ck_layer *layer = &decoder->layers[l];
+        layer->attention = (struct ck_attention){.head_dim_k = k, .head_dim_v = v};
+        layer->attention.rope = rope;
+        layer->attention.scale = 1.0f / sqrtf((float)k);
+        layer->feed_forward.width =
+            ck_metadata_layer_int(metadata, "feed_forward_length", l, n, 1, MAX_WIDTH);
+        read_heads(&layer->attention, metadata, l, n);
+    }
+}
+
+void ck_decoder_read(struct ck_decoder *decoder, struct ck_metadata *metadata,
+                     int32_t rope_ordering) {
+    decoder->n_layers = ck_metadata_int(metadata, "block_count", 1, MAX_LAYERS);
+    decoder->n_embd = ck_metadata_int(metadata, "embedding_length", 1, MAX_WIDTH);
+    decoder->n_context = ck_metadata_int_or(metadata, "context_length", 1, INT32_MAX, 0);
+    decoder->norm_epsilon = ck_metadata_float(metadata, "attention.layer_norm_rms_epsilon", 0, 1);
+    ck_metadata_int_or(metadata, "vocab_size", 1, INT32_MAX, 0); /* token_embd's shape decides */
+    if (metadata->status != CELLKV_OK)
+        return;
+    decoder->layers = ck_calloc((size_t)decoder->n_layers, sizeof *decoder->layers);
+    if (decoder->layers == NULL)
+        metadata->status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "%d layers", decoder->n_layers);
+    else
+        read_layers(decoder, metadata, rope_ordering);
+}
+
+/* ---- weights ---- */
+
+static void want_linear(struct ck_weights *weights, struct ck_linear *linear, int64_t in,
+                        int64_t out, int32_t l, const char *name) {
+    ck_want(weights, &linear->weight, CK_USE_MATMUL, in, out, "blk.%d.%s.weight", l, name);
+    ck_want_optional(weights, &linear->bias, CK_USE_VECTOR, out, 1, "blk.%d.%s.bias", l, name);
+}
+
+void ck_decoder_want_ends(struct ck_decoder *decoder, struct ck_weights *weights) {
+    const int64_t n_vocab = ck_weights_length(weights, "token_embd.weight", 1);
+    const int64_t n_embd = decoder->n_embd;
+    if (weights->status == CELLKV_OK && n_vocab > INT32_MAX)
+        weights->status = ck_fail(CELLKV_ERROR_BAD_TENSOR, "token_embd.weight: too many rows");
+    decoder->n_vocab = weights->status == CELLKV_OK ? (int32_t)n_vocab : 0;
+    ck_want(weights, &decoder->embedding, CK_USE_ROWS, n_embd, n_vocab, "token_embd.weight");
+    ck_want(weights, &decoder->norm, CK_USE_VECTOR, n_embd, 1, "output_norm.weight");
+    if (!ck_want_optional(weights, &decoder->head, CK_USE_MATMUL, n_embd, n_vocab, "output.weight"))
+        ck_want(weights, &decoder->head, CK_USE_MATMUL, n_embd, n_vocab, "token_embd.weight");
+}
+
+void ck_decoder_want_attention(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    struct ck_attention *attention = &decoder->layers[l].attention;
+    const int64_t n_embd = decoder->n_embd;
+    const int64_t n_heads = attention->n_heads;
+    const int64_t n_kv_heads = attention->n_kv_heads;
+    ck_want(weights, &attention->norm, CK_USE_VECTOR, n_embd, 1, "blk.%d.attn_norm.weight", l);
+    want_linear(weights, &attention->q, n_embd, n_heads * attention->head_dim_k, l, "attn_q");
+    want_linear(weights, &attention->k, n_embd, n_kv_heads * attention->head_dim_k, l, "attn_k");
+    want_linear(weights, &attention->v, n_embd, n_kv_heads * attention->head_dim_v, l, "attn_v");
+    want_linear(weights, &attention->out, n_heads * attention->head_dim_v, n_embd, l,
+                "attn_output");
+}
+
+void ck_decoder_want_feed_forward(struct ck_decoder *decoder, struct ck_weights *weights,
+                                  int32_t l) {
+    struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
+    const int64_t n_embd = decoder->n_embd;
+    const int64_t width = feed_forward->width;
+    ck_want(weights, &feed_forward->norm, CK_USE_VECTOR, n_embd, 1, "blk.%d.ffn_norm.weight", l);
+    want_linear(weights, &feed_forward->gate, n_embd, width, l, "ffn_gate");
+    want_linear(weights, &feed_forward->up, n_embd, width, l, "ffn_up");
+    want_linear(weights, &feed_forward->down, width, n_embd, l, "ffn_down");
+}
+
+void ck_decoder_free(struct ck_decoder *decoder) {
+    ck_free(decoder->layers);
+    *decoder = (struct ck_decoder){0};
+}
