@@ -5,6 +5,7 @@
 #include <cellkv/cache.h>
 
 #include "cells/registry.h"
+#include "storage/storage.h"
 
 /* Cells alone: every part is there already. */
 static cellkv_status build_cells(const cellkv_cache_config *config, cellkv_cache *cache) {
@@ -16,6 +17,8 @@ static cellkv_status build_cells(const cellkv_cache_config *config, cellkv_cache
 static void register_builders(void) {
     ck_registry_add_builder("cells", CELLKV_CACHE_BATCHED, build_cells);
     ck_registry_add_builder("cells", CELLKV_CACHE_BATCHED_CELL, build_cells);
+    ck_registry_add_builder("ggml", CELLKV_CACHE_BATCHED, ck_storage_build);
+    ck_registry_add_builder("ggml", CELLKV_CACHE_BATCHED_CELL, ck_storage_build);
 }
 
 cellkv_status cellkv_cache_new(const cellkv_cache_config *config, cellkv_cache **cache) {

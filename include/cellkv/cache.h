@@ -31,6 +31,9 @@ typedef struct cellkv_cache cellkv_cache;
 #define CELLKV_MAX_CAPACITY (1 << 30)
 #define CELLKV_MAX_SEQS     65535
 
+/** The most K/V heads of a layer, and the largest width of one. */
+#define CELLKV_MAX_WIDTH 65536
+
 /** How a cache lays out its sequences. */
 typedef enum cellkv_cache_kind {
     CELLKV_CACHE_SEQUENCE = 0,    /* one sequence over contiguous rows */
@@ -47,9 +50,9 @@ typedef enum cellkv_type {
 
 /** One layer's shape: what a cell stores there, and how far back a query sees. */
 typedef struct cellkv_layer {
-    int32_t n_kv_heads; /* >= 1 */
-    int32_t head_dim_k; /* floats per K head, >= 1 */
-    int32_t head_dim_v; /* floats per V head, >= 1 */
+    int32_t n_kv_heads; /* 1 .. CELLKV_MAX_WIDTH */
+    int32_t head_dim_k; /* floats per K head, 1 .. CELLKV_MAX_WIDTH */
+    int32_t head_dim_v; /* floats per V head, likewise */
     int32_t window;     /* a query at p sees positions > p - window; 0: no window */
     cellkv_type type_k;
     cellkv_type type_v;

@@ -12,8 +12,9 @@ enum { HALF_ZERO = 0x0000, HALF_MINUS_INFINITY = 0xfc00 };
  * n_tokens]. */
 static struct ggml_tensor *as_rows(struct ggml_context *context, struct ggml_tensor *tokens) {
     const int64_t n = tokens->ne[0] * tokens->ne[1];
-    if (tokens->nb[1] != tokens->nb[0] * (size_t)tokens->ne[0])
+    if (tokens->nb[1] != tokens->nb[0] * (size_t)tokens->ne[0]) {
         tokens = ggml_cont(context, tokens);
+    }
     return ggml_view_2d(context, tokens, n, tokens->ne[2], tokens->nb[2], 0);
 }
 
@@ -41,23 +42,26 @@ struct ck_dense_nodes ck_dense_attend(struct ggml_context *context, struct ggml_
         as_heads(context, nodes.write_v, layer->head_dim_v, layer->n_kv_heads, extent), mask,
         params->scale, 0.0f, params->soft_cap);
     ggml_flash_attn_ext_set_prec(nodes.attention, GGML_PREC_F32);
-    if (params->sinks != NULL)
+    if (params->sinks != NULL) {
         ggml_flash_attn_ext_add_sinks(nodes.attention, params->sinks);
+    }
     return nodes;
 }
 
 void ck_dense_render_mask(const struct ck_sight *sight, int32_t extent, ggml_fp16_t *mask) {
     const size_t n = (size_t)extent * (size_t)sight->n_queries;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         mask[i] = HALF_MINUS_INFINITY;
+    }
     for (int32_t s = 0; s < sight->n_segments; s++) {
         const struct ck_segment *segment = &sight->segments[s];
         const int32_t *cells = sight->cells + segment->first_cell;
         for (int32_t i = 0; i < segment->n_views; i++) {
             const struct ck_view *view = &sight->views[segment->first_view + i];
             ggml_fp16_t *row = mask + (size_t)view->query * (size_t)extent;
-            for (int32_t c = view->begin; c < view->end; c++)
+            for (int32_t c = view->begin; c < view->end; c++) {
                 row[cells[c]] = HALF_ZERO;
+            }
         }
     }
 }
@@ -86,15 +90,17 @@ static cellkv_status probe_layer(ggml_backend_dev_t device, const cellkv_layer *
                                  int32_t index) {
     struct ggml_init_params init = {.mem_size = 32 * ggml_tensor_overhead(), .no_alloc = true};
     struct ggml_context *context = ck_allocation_should_fail() ? NULL : ggml_init(init);
-    if (context == NULL)
+    if (context == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "no memory to probe layer %d", index);
+    }
     struct ck_dense_nodes nodes = probe_nodes(context, layer);
     const bool supported = ggml_backend_dev_supports_op(device, nodes.write_k) &&
                            ggml_backend_dev_supports_op(device, nodes.write_v) &&
                            ggml_backend_dev_supports_op(device, nodes.attention);
     ggml_free(context);
-    if (supported)
+    if (supported) {
         return CELLKV_OK;
+    }
     return ck_fail(CELLKV_ERROR_UNSUPPORTED,
                    "layer %d: %s cannot attend over K of type %s, width %d, V of type %s, width %d",
                    index, ggml_backend_dev_name(device),
@@ -105,11 +111,13 @@ static cellkv_status probe_layer(ggml_backend_dev_t device, const cellkv_layer *
 cellkv_status ck_dense_probe(const struct ck_storage *storage, const cellkv_layer *layers,
                              int32_t n_layers) {
     for (int32_t l = 0; l < n_layers; l++) {
-        if (l > 0 && memcmp(&layers[l], &layers[l - 1], sizeof *layers) == 0)
+        if (l > 0 && memcmp(&layers[l], &layers[l - 1], sizeof *layers) == 0) {
             continue;
+        }
         cellkv_status status = probe_layer(ck_storage_device(storage), &layers[l], l);
-        if (status != CELLKV_OK)
+        if (status != CELLKV_OK) {
             return status;
+        }
     }
     return CELLKV_OK;
 }

@@ -58,17 +58,18 @@ static bool is_type(cellkv_type type) {
 static cellkv_status check_layer(const cellkv_layer *layer, int32_t index) {
     const struct {
         const char *name;
-        int32_t value, least;
+        int32_t value, least, most;
     } fields[] = {
-        {"n_kv_heads", layer->n_kv_heads, 1},
-        {"head_dim_k", layer->head_dim_k, 1},
-        {"head_dim_v", layer->head_dim_v, 1},
-        {"window", layer->window, 0},
+        {"n_kv_heads", layer->n_kv_heads, 1, CELLKV_MAX_WIDTH},
+        {"head_dim_k", layer->head_dim_k, 1, CELLKV_MAX_WIDTH},
+        {"head_dim_v", layer->head_dim_v, 1, CELLKV_MAX_WIDTH},
+        {"window", layer->window, 0, INT32_MAX},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
-        if (fields[i].value < fields[i].least) {
-            return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: %s is %d, at least %d needed",
-                           index, fields[i].name, fields[i].value, fields[i].least);
+        if (fields[i].value < fields[i].least || fields[i].value > fields[i].most) {
+            return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: %s is %d, not in [%d, %d]",
+                           index, fields[i].name, fields[i].value, fields[i].least,
+                           fields[i].most);
         }
     }
     if (!is_type(layer->type_k) || !is_type(layer->type_v)) {

@@ -27,8 +27,9 @@ static any_function find_function(ggml_backend_dev_t device, const char *name) {
 
 static int32_t default_threads(void) {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (cores < 1)
+    if (cores < 1) {
         return 1;
+    }
     return cores < MAX_DEFAULT_THREADS ? (int32_t)cores : MAX_DEFAULT_THREADS;
 }
 
@@ -42,10 +43,12 @@ static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
     devices->free_threads = (free_threads_t)find_function(cpu, "ggml_threadpool_free");
 
     ggml_backend_t backend = devices->backends[devices->n_backends - 1];
-    if (set_n_threads != NULL)
+    if (set_n_threads != NULL) {
         set_n_threads(backend, devices->n_threads);
-    if (new_threads == NULL || set_threads == NULL || devices->free_threads == NULL)
+    }
+    if (new_threads == NULL || set_threads == NULL || devices->free_threads == NULL) {
         return;
+    }
     struct ggml_threadpool_params params = ggml_threadpool_params_default(devices->n_threads);
     devices->threads = new_threads(&params);
     set_threads(backend, devices->threads);
@@ -54,9 +57,10 @@ static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
 static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_t device) {
     ggml_backend_t backend =
         ck_allocation_should_fail() ? NULL : ggml_backend_dev_init(device, NULL);
-    if (backend == NULL)
+    if (backend == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "device %s cannot be started",
                        ggml_backend_dev_name(device));
+    }
     devices->backends[devices->n_backends++] = backend;
     return CELLKV_OK;
 }
@@ -65,13 +69,16 @@ cellkv_status ck_devices_start(struct ck_devices *devices, ggml_backend_dev_t ro
                                int32_t n_threads) {
     *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : default_threads()};
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu == NULL)
+    if (cpu == NULL) {
         return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "this ggml has no CPU device");
+    }
     cellkv_status status = CELLKV_OK;
-    if (rows_device != cpu)
+    if (rows_device != cpu) {
         status = start_backend(devices, rows_device);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = start_backend(devices, cpu);
+    }
     if (status != CELLKV_OK) {
         ck_devices_stop(devices);
         return status;
@@ -82,10 +89,12 @@ cellkv_status ck_devices_start(struct ck_devices *devices, ggml_backend_dev_t ro
 }
 
 void ck_devices_stop(struct ck_devices *devices) {
-    for (int i = 0; i < devices->n_backends; i++)
+    for (int i = 0; i < devices->n_backends; i++) {
         ggml_backend_free(devices->backends[i]);
-    if (devices->threads != NULL)
+    }
+    if (devices->threads != NULL) {
         devices->free_threads(devices->threads);
+    }
     *devices = (struct ck_devices){0};
 }
 
@@ -96,7 +105,8 @@ void ck_devices_set_abort(const struct ck_devices *devices, ggml_abort_callback 
         const ggml_backend_set_abort_callback_t set_abort =
             (ggml_backend_set_abort_callback_t)find_function(device,
                                                              "ggml_backend_set_abort_callback");
-        if (set_abort != NULL)
+        if (set_abort != NULL) {
             set_abort(devices->backends[i], should_abort, context);
+        }
     }
 }

@@ -21,44 +21,56 @@ cellkv_executor_config cellkv_executor_config_default(void) {
 /* ---- checks ---- */
 
 static cellkv_status check_program(const cellkv_program *program) {
-    if (program == NULL)
+    if (program == NULL) {
         return ck_fail_null("config.program");
-    if (program->size != sizeof *program)
+    }
+    if (program->size != sizeof *program) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "program.size is %zu, expected %zu",
                        program->size, sizeof *program);
-    if (program->build == NULL)
+    }
+    if (program->build == NULL) {
         return ck_fail_null("program.build");
-    if (program->n_vocab < 1 || program->n_result < 1 || program->n_layers < 1)
+    }
+    if (program->n_vocab < 1 || program->n_result < 1 || program->n_layers < 1) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                        "program: n_vocab %d, n_result %d and n_layers %d must be at least 1",
                        program->n_vocab, program->n_result, program->n_layers);
-    if (program->layers == NULL)
+    }
+    if (program->layers == NULL) {
         return ck_fail_null("program.layers");
-    if (program->max_tensors < 0)
+    }
+    if (program->max_tensors < 0) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "program.max_tensors is %d, expected >= 0",
                        program->max_tensors);
+    }
     return CELLKV_OK;
 }
 
 static cellkv_status check_config(const cellkv_executor_config *config) {
-    if (config == NULL)
+    if (config == NULL) {
         return ck_fail_null("config");
-    if (config->size != sizeof *config)
+    }
+    if (config->size != sizeof *config) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.size is %zu, expected %zu",
                        config->size, sizeof *config);
-    if ((config->cache == NULL) == (config->cache_key == 0))
+    }
+    if ((config->cache == NULL) == (config->cache_key == 0)) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                        "give either config.cache or config.cache_key");
-    if (config->strategy != CELLKV_STRATEGY_AUTO && config->strategy != CELLKV_STRATEGY_DENSE)
+    }
+    if (config->strategy != CELLKV_STRATEGY_AUTO && config->strategy != CELLKV_STRATEGY_DENSE) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.strategy %d is none",
                        (int)config->strategy);
-    if (config->n_threads < 0 || config->n_threads > MAX_THREADS)
+    }
+    if (config->n_threads < 0 || config->n_threads > MAX_THREADS) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.n_threads is %d, expected 0 .. %d",
                        config->n_threads, MAX_THREADS);
-    if (config->max_batch < 1 || config->max_graphs < 1)
+    }
+    if (config->max_batch < 1 || config->max_graphs < 1) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                        "config: max_batch %d and max_graphs %d must be at least 1",
                        config->max_batch, config->max_graphs);
+    }
     return check_program(config->program);
 }
 
@@ -68,22 +80,25 @@ static bool is_same_layer(const cellkv_layer *a, const cellkv_layer *b) {
 }
 
 static cellkv_status check_layers(const cellkv_program *program, const cellkv_cache *cache) {
-    if (cache->storage == NULL)
+    if (cache->storage == NULL) {
         return ck_fail(CELLKV_ERROR_NO_STORAGE,
                        "the cache was made with backend \"cells\": it has no K/V rows");
-    if (program->n_layers != cache->n_layers)
+    }
+    if (program->n_layers != cache->n_layers) {
         return ck_fail(CELLKV_ERROR_MISMATCH, "the program has %d layers, the cache %d",
                        program->n_layers, cache->n_layers);
+    }
     for (int32_t l = 0; l < program->n_layers; l++) {
         const cellkv_layer *want = &program->layers[l];
         const cellkv_layer *have = &cache->layers[l];
-        if (!is_same_layer(want, have))
+        if (!is_same_layer(want, have)) {
             return ck_fail(
                 CELLKV_ERROR_MISMATCH,
                 "layer %d: the program has %d K/V heads, widths %d and %d, window %d; the "
                 "cache %d, %d and %d, %d",
                 l, want->n_kv_heads, want->head_dim_k, want->head_dim_v, want->window,
                 have->n_kv_heads, have->head_dim_k, have->head_dim_v, have->window);
+        }
     }
     return CELLKV_OK;
 }
@@ -91,9 +106,11 @@ static cellkv_status check_layers(const cellkv_program *program, const cellkv_ca
 /* ---- making ---- */
 
 static int32_t find_window(const struct ck_windows *windows, int32_t size) {
-    for (int32_t w = 0; w < windows->n_windows; w++)
-        if (windows->sizes[w] == size)
+    for (int32_t w = 0; w < windows->n_windows; w++) {
+        if (windows->sizes[w] == size) {
             return w;
+        }
+    }
     return -1;
 }
 
@@ -101,8 +118,9 @@ static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache
     const size_t n = (size_t)cache->n_layers;
     windows->sizes = ck_calloc(n, sizeof *windows->sizes);
     windows->of_layer = ck_calloc(n, sizeof *windows->of_layer);
-    if (windows->sizes == NULL || windows->of_layer == NULL)
+    if (windows->sizes == NULL || windows->of_layer == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "executor: no memory");
+    }
     for (int32_t l = 0; l < cache->n_layers; l++) {
         const int32_t size = cache->layers[l].window;
         int32_t w = find_window(windows, size);
@@ -119,14 +137,16 @@ static cellkv_status scratch_init(struct ck_scratch *scratch, int32_t max_batch,
                                   int32_t n_windows) {
     scratch->rows = ck_calloc((size_t)max_batch, sizeof *scratch->rows);
     scratch->sights = ck_calloc((size_t)n_windows, sizeof *scratch->sights);
-    if (scratch->rows == NULL || scratch->sights == NULL)
+    if (scratch->rows == NULL || scratch->sights == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "executor: no memory");
+    }
     return CELLKV_OK;
 }
 
 static void scratch_free(struct ck_scratch *scratch, int32_t n_windows) {
-    for (int32_t w = 0; scratch->sights != NULL && w < n_windows; w++)
+    for (int32_t w = 0; scratch->sights != NULL && w < n_windows; w++) {
         ck_sight_free(&scratch->sights[w]);
+    }
     ck_free(scratch->sights);
     ck_free(scratch->rows);
     ck_free(scratch->mask);
@@ -162,17 +182,22 @@ static void adopt_config(cellkv_executor *executor, const cellkv_executor_config
 static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor_config *config) {
     const cellkv_cache *cache = executor->cache;
     cellkv_status status = check_layers(config->program, cache);
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = ck_dense_probe(cache->storage, cache->layers, cache->n_layers);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = windows_init(&executor->windows, cache);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = scratch_init(&executor->scratch, config->max_batch, executor->windows.n_windows);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = ck_graph_cache_init(&executor->graphs, config->max_graphs);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = ck_devices_start(&executor->devices, ck_storage_device(cache->storage),
                                   config->n_threads);
+    }
     return status;
 }
 
@@ -195,8 +220,9 @@ static cellkv_status hold_cache(const cellkv_executor_config *config, cellkv_cac
     }
     cellkv_cache *found;
     cellkv_status status = cellkv_cache_find(config->cache_key, &found);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     ck_cache_hold(found);
     cellkv_cache_free(found);
     *cache = found;
@@ -205,13 +231,16 @@ static cellkv_status hold_cache(const cellkv_executor_config *config, cellkv_cac
 
 cellkv_status cellkv_executor_new(const cellkv_executor_config *config, cellkv_executor **out) {
     cellkv_status status = check_config(config);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
-    if (out == NULL)
+    }
+    if (out == NULL) {
         return ck_fail_null("executor");
+    }
     cellkv_executor *executor = ck_calloc(1, sizeof *executor);
-    if (executor == NULL)
+    if (executor == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "executor: no memory");
+    }
     status = hold_cache(config, &executor->cache);
     if (status != CELLKV_OK) {
         ck_free(executor);
@@ -224,38 +253,46 @@ cellkv_status cellkv_executor_new(const cellkv_executor_config *config, cellkv_e
     }
     adopt_config(executor, config);
     ck_devices_set_abort(&executor->devices, abort_wanted, executor);
-    if (executor->program.retain != NULL)
+    if (executor->program.retain != NULL) {
         executor->program.retain(executor->program.context);
+    }
     *out = executor;
     return CELLKV_OK;
 }
 
 void cellkv_executor_free(cellkv_executor *executor) {
-    if (executor == NULL)
+    if (executor == NULL) {
         return;
+    }
     void (*release)(void *) = executor->program.release;
     void *context = executor->program.context;
     free_parts(executor);
-    if (release != NULL)
+    if (release != NULL) {
         release(context);
+    }
 }
 
 cellkv_status cellkv_executor_abort(cellkv_executor *executor) {
-    if (executor == NULL)
+    if (executor == NULL) {
         return ck_fail_null("executor");
-    if (atomic_load(&executor->running))
+    }
+    if (atomic_load(&executor->running)) {
         atomic_store(&executor->abort, true);
+    }
     return CELLKV_OK;
 }
 
 cellkv_status cellkv_executor_get_stats(cellkv_executor *executor, cellkv_executor_stats *stats) {
-    if (executor == NULL || stats == NULL)
+    if (executor == NULL || stats == NULL) {
         return ck_fail_null(executor == NULL ? "executor" : "stats");
-    if (stats->size != sizeof *stats)
+    }
+    if (stats->size != sizeof *stats) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "stats.size is %zu, expected %zu",
                        stats->size, sizeof *stats);
-    if (atomic_exchange(&executor->busy, true))
+    }
+    if (atomic_exchange(&executor->busy, true)) {
         return ck_fail(CELLKV_ERROR_BUSY, "the executor is in use");
+    }
     *stats = (cellkv_executor_stats){
         .size = sizeof *stats,
         .n_steps = executor->n_steps,

@@ -81,14 +81,15 @@ static bool check_qkv(cellkv_graph *graph, int32_t index, const cellkv_layer *la
                       const struct ggml_tensor *q, const struct ggml_tensor *k,
                       const struct ggml_tensor *v) {
     const int64_t n = graph->shape.n_tokens;
-    if (!is_tokens_by_heads(q, layer->head_dim_k, n) || q->ne[1] % layer->n_kv_heads != 0)
+    if (!is_tokens_by_heads(q, layer->head_dim_k, n) || q->ne[1] % layer->n_kv_heads != 0) {
         fail_tensor(graph, index, "q", q, layer->head_dim_k, "a multiple of the K/V heads");
-    else if (!is_tokens_by_heads(k, layer->head_dim_k, n) || k->ne[1] != layer->n_kv_heads)
+    } else if (!is_tokens_by_heads(k, layer->head_dim_k, n) || k->ne[1] != layer->n_kv_heads) {
         fail_tensor(graph, index, "k", k, layer->head_dim_k, "the K/V heads");
-    else if (!is_tokens_by_heads(v, layer->head_dim_v, n) || v->ne[1] != layer->n_kv_heads)
+    } else if (!is_tokens_by_heads(v, layer->head_dim_v, n) || v->ne[1] != layer->n_kv_heads) {
         fail_tensor(graph, index, "v", v, layer->head_dim_v, "the K/V heads");
-    else
+    } else {
         return true;
+    }
     return false;
 }
 
@@ -126,12 +127,14 @@ static bool check_layer(cellkv_graph *graph, int32_t index) {
 struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                   struct ggml_tensor *k, struct ggml_tensor *v,
                                   const cellkv_attend_params *params) {
-    if (!check_layer(graph, layer))
+    if (!check_layer(graph, layer)) {
         return NULL;
+    }
     const struct ck_graph_context *shared = graph->shared;
     const cellkv_layer *shape = &shared->layers[layer];
-    if (!check_qkv(graph, layer, shape, q, k, v) || !check_params(graph, layer, q, params))
+    if (!check_qkv(graph, layer, shape, q, k, v) || !check_params(graph, layer, q, params)) {
         return NULL;
+    }
 
     struct ggml_tensor *mask = graph->masks[shared->windows->of_layer[layer]];
     struct ck_dense_nodes nodes = ck_dense_attend(
@@ -152,8 +155,9 @@ struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggm
 /* ---- building ---- */
 
 static size_t max_tensors(const cellkv_program *program) {
-    if (program->max_tensors > 0)
+    if (program->max_tensors > 0) {
         return (size_t)program->max_tensors;
+    }
     return BASE_TENSORS + TENSORS_PER_LAYER * (size_t)program->n_layers;
 }
 
@@ -170,10 +174,12 @@ static void make_inputs(cellkv_graph *graph) {
     graph->tokens = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "tokens");
     graph->positions = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "positions");
     graph->rows = new_input(graph, GGML_TYPE_I64, shape->n_tokens, 1, "rows");
-    if (shape->n_outputs > 0)
+    if (shape->n_outputs > 0) {
         graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, 1, "outputs");
-    for (int32_t w = 0; w < graph->shared->windows->n_windows; w++)
+    }
+    for (int32_t w = 0; w < graph->shared->windows->n_windows; w++) {
         graph->masks[w] = new_input(graph, GGML_TYPE_F16, shape->extent, shape->n_tokens, "mask");
+    }
 }
 
 static void check_result(cellkv_graph *graph) {
@@ -184,48 +190,58 @@ static void check_result(cellkv_graph *graph) {
         return;
     }
     if (result == NULL || result->type != GGML_TYPE_F32 || !ggml_is_contiguous(result) ||
-        result->ne[0] != program->n_result || ggml_nrows(result) != graph->shape.n_outputs)
+        result->ne[0] != program->n_result || ggml_nrows(result) != graph->shape.n_outputs) {
         FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
                   "the program's result is %s, expected contiguous f32 [%d, %d]",
                   result == NULL ? "missing" : "of another shape or type", program->n_result,
                   graph->shape.n_outputs);
+    }
 }
 
 static void check_attended(cellkv_graph *graph) {
-    for (int32_t l = 0; l < graph->shared->program->n_layers; l++)
-        if (!graph->attended[l])
+    for (int32_t l = 0; l < graph->shared->program->n_layers; l++) {
+        if (!graph->attended[l]) {
             FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "the program never attends layer %d", l);
+        }
+    }
 }
 
 static void run_build(cellkv_graph *graph) {
     const cellkv_program *program = graph->shared->program;
     const cellkv_status status = program->build(program->context, graph);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         FAIL_ONCE(graph, status, "the program's build gave up: %s", cellkv_status_text(status));
+    }
     check_attended(graph);
     check_result(graph);
-    if (graph->status != CELLKV_OK || graph->result == NULL)
+    if (graph->status != CELLKV_OK || graph->result == NULL) {
         return;
+    }
     ggml_set_output(graph->result);
     ggml_build_forward_expand(graph->nodes, graph->result);
 }
 
 /* Whether some backend can run the node with its sources where they are. */
 static bool is_runnable(const struct ck_devices *devices, struct ggml_tensor *node) {
-    for (int i = 0; i < devices->n_backends; i++)
-        if (ggml_backend_supports_op(devices->backends[i], node))
+    for (int i = 0; i < devices->n_backends; i++) {
+        if (ggml_backend_supports_op(devices->backends[i], node)) {
             return true;
+        }
+    }
     return false;
 }
 
 static bool is_reachable(const struct ck_devices *devices, const struct ggml_tensor *tensor) {
     const struct ggml_tensor *base = tensor->view_src != NULL ? tensor->view_src : tensor;
-    if (base->buffer == NULL)
+    if (base->buffer == NULL) {
         return base->op != GGML_OP_NONE || (base->flags & GGML_TENSOR_FLAG_INPUT) != 0;
-    for (int i = 0; i < devices->n_backends; i++)
+    }
+    for (int i = 0; i < devices->n_backends; i++) {
         if (ggml_backend_supports_buft(devices->backends[i],
-                                       ggml_backend_buffer_get_type(base->buffer)))
+                                       ggml_backend_buffer_get_type(base->buffer))) {
             return true;
+        }
+    }
     return false;
 }
 
@@ -234,14 +250,17 @@ static void check_nodes(cellkv_graph *graph) {
     const struct ck_devices *devices = graph->shared->devices;
     for (int i = 0; i < ggml_graph_n_nodes(graph->nodes); i++) {
         struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
-        if (!is_runnable(devices, node))
+        if (!is_runnable(devices, node)) {
             FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "no device runs node %s (%s)", node->name,
                       ggml_op_desc(node));
-        for (int s = 0; s < GGML_MAX_SRC; s++)
-            if (node->src[s] != NULL && !is_reachable(devices, node->src[s]))
+        }
+        for (int s = 0; s < GGML_MAX_SRC; s++) {
+            if (node->src[s] != NULL && !is_reachable(devices, node->src[s])) {
                 FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH,
                           "node %s (%s) reads %s, which has no data or is on another device",
                           node->name, ggml_op_desc(node), node->src[s]->name);
+            }
+        }
     }
 }
 
@@ -253,14 +272,16 @@ static cellkv_status describe(cellkv_graph *graph) {
         .no_alloc = true,
     };
     graph->context = ck_allocation_should_fail() ? NULL : ggml_init(params);
-    if (graph->context == NULL)
+    if (graph->context == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory for %zu tensors", n);
+    }
     graph->context_size = params.mem_size;
     graph->nodes = ggml_new_graph_custom(graph->context, n, false);
     make_inputs(graph);
     run_build(graph);
-    if (graph->status == CELLKV_OK)
+    if (graph->status == CELLKV_OK) {
         check_nodes(graph);
+    }
     return graph->status;
 }
 
@@ -268,8 +289,9 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
                                cellkv_graph **out) {
     const size_t n_layers = (size_t)shared->program->n_layers;
     cellkv_graph *graph = ck_calloc(1, sizeof *graph);
-    if (graph == NULL)
+    if (graph == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
+    }
     graph->shared = shared;
     graph->shape = *shape;
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
@@ -287,8 +309,9 @@ static cellkv_status describe_new(const struct ck_graph_context *shared,
                                   const struct ck_shape *shape, cellkv_graph **out) {
     cellkv_graph *graph = NULL;
     cellkv_status status = new_empty(shared, shape, &graph);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     status = describe(graph);
     if (status != CELLKV_OK) {
         ck_graph_free(graph);
@@ -302,17 +325,20 @@ static cellkv_status describe_new(const struct ck_graph_context *shared,
 
 static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler) {
     const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         ggml_backend_sched_set_tensor_backend(scheduler, graph->pinned[i],
                                               graph->shared->devices->rows_backend);
+    }
 }
 
 static void count_strayed(cellkv_graph *graph) {
     const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; i < n; i++) {
         if (ggml_backend_sched_get_tensor_backend(graph->scheduler, graph->pinned[i]) !=
-            graph->shared->devices->rows_backend)
+            graph->shared->devices->rows_backend) {
             graph->n_strayed++;
+        }
+    }
 }
 
 /* A bound on the tensors that the scheduler will meet: the nodes and the leafs they read. A leaf
@@ -322,8 +348,9 @@ static size_t count_tensors(const cellkv_graph *graph) {
     size_t n = (size_t)n_nodes;
     for (int i = 0; i < n_nodes; i++) {
         const struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
-        for (int s = 0; s < GGML_MAX_SRC; s++)
+        for (int s = 0; s < GGML_MAX_SRC; s++) {
             n += node->src[s] != NULL && node->src[s]->op == GGML_OP_NONE;
+        }
     }
     return n;
 }
@@ -332,13 +359,15 @@ static size_t count_tensors(const cellkv_graph *graph) {
  * which is then of no further use. */
 static ggml_backend_sched_t new_scheduler(cellkv_graph *measured) {
     const struct ck_devices *devices = measured->shared->devices;
-    if (ck_allocation_should_fail())
+    if (ck_allocation_should_fail()) {
         return NULL;
+    }
     ggml_backend_sched_t scheduler =
         ggml_backend_sched_new((ggml_backend_t *)devices->backends, NULL, devices->n_backends,
                                count_tensors(measured), false, false);
-    if (scheduler == NULL)
+    if (scheduler == NULL) {
         return NULL;
+    }
     pin_nodes(measured, scheduler);
     if (ck_allocation_should_fail() || !ggml_backend_sched_reserve(scheduler, measured->nodes)) {
         ggml_backend_sched_free(scheduler);
@@ -350,8 +379,9 @@ static ggml_backend_sched_t new_scheduler(cellkv_graph *measured) {
 static cellkv_status allocate(cellkv_graph *graph, ggml_backend_sched_t scheduler) {
     graph->scheduler = scheduler;
     pin_nodes(graph, scheduler);
-    if (!ggml_backend_sched_alloc_graph(scheduler, graph->nodes))
+    if (!ggml_backend_sched_alloc_graph(scheduler, graph->nodes)) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory for its compute buffers");
+    }
     count_strayed(graph);
     return CELLKV_OK;
 }
@@ -360,13 +390,15 @@ cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct c
                            cellkv_graph **out) {
     cellkv_graph *measured;
     cellkv_status status = describe_new(shared, shape, &measured);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     ggml_backend_sched_t scheduler = new_scheduler(measured);
     ck_graph_free(measured);
-    if (scheduler == NULL)
+    if (scheduler == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY,
                        "graph: no memory for the compute buffers of %d tokens", shape->n_tokens);
+    }
 
     cellkv_graph *graph;
     status = describe_new(shared, shape, &graph);
@@ -384,8 +416,9 @@ cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct c
 }
 
 void ck_graph_free(cellkv_graph *graph) {
-    if (graph == NULL)
+    if (graph == NULL) {
         return;
+    }
     ggml_backend_sched_free(graph->scheduler);
     ggml_free(graph->context);
     ck_free(graph->masks);
@@ -397,8 +430,9 @@ void ck_graph_free(cellkv_graph *graph) {
 int64_t ck_graph_bytes(const cellkv_graph *graph) {
     int64_t bytes = (int64_t)graph->context_size;
     const struct ck_devices *devices = graph->shared->devices;
-    for (int i = 0; i < devices->n_backends; i++)
+    for (int i = 0; i < devices->n_backends; i++) {
         bytes +=
             (int64_t)ggml_backend_sched_get_buffer_size(graph->scheduler, devices->backends[i]);
+    }
     return bytes;
 }

@@ -16,35 +16,44 @@ struct slice {
 /* ---- before anything changes ---- */
 
 static cellkv_status check_tokens(const cellkv_executor *executor, const cellkv_step *step) {
-    for (int32_t i = 0; i < step->n_tokens; i++)
-        if (step->tokens[i] < 0 || step->tokens[i] >= executor->program.n_vocab)
+    for (int32_t i = 0; i < step->n_tokens; i++) {
+        if (step->tokens[i] < 0 || step->tokens[i] >= executor->program.n_vocab) {
             return ck_fail(CELLKV_ERROR_BAD_TOKEN, "token %d of the step is %d, expected 0 .. %d",
                            i, step->tokens[i], executor->program.n_vocab - 1);
+        }
+    }
     return CELLKV_OK;
 }
 
 static cellkv_status check_outputs(const cellkv_step *step, const float *results) {
-    if (step->n_outputs == 0)
+    if (step->n_outputs == 0) {
         return CELLKV_OK;
-    if (step->outputs == NULL || results == NULL)
+    }
+    if (step->outputs == NULL || results == NULL) {
         return ck_fail_null(step->outputs == NULL ? "step.outputs" : "results");
-    for (int32_t i = 0; i < step->n_outputs; i++)
-        if (step->outputs[i] < 0 || step->outputs[i] >= step->n_tokens)
+    }
+    for (int32_t i = 0; i < step->n_outputs; i++) {
+        if (step->outputs[i] < 0 || step->outputs[i] >= step->n_tokens) {
             return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "output %d is token %d, expected 0 .. %d",
                            i, step->outputs[i], step->n_tokens - 1);
+        }
+    }
     return CELLKV_OK;
 }
 
 static cellkv_status check_step(const cellkv_executor *executor, const cellkv_step *step,
                                 const float *results) {
-    if (step->n_tokens < 0 || step->n_outputs < 0)
+    if (step->n_tokens < 0 || step->n_outputs < 0) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                        "step: n_tokens %d and n_outputs %d must not be negative", step->n_tokens,
                        step->n_outputs);
-    if (step->n_tokens == 0)
+    }
+    if (step->n_tokens == 0) {
         return ck_fail(CELLKV_ERROR_EMPTY_STEP, "the step has no tokens");
-    if (step->tokens == NULL)
+    }
+    if (step->tokens == NULL) {
         return ck_fail_null("step.tokens");
+    }
     cellkv_status status = check_tokens(executor, step);
     return status == CELLKV_OK ? check_outputs(step, results) : status;
 }
@@ -52,16 +61,20 @@ static cellkv_status check_step(const cellkv_executor *executor, const cellkv_st
 /* ---- one slice ---- */
 
 static cellkv_status reserve_outputs(struct ck_scratch *scratch, int32_t n) {
-    if (n <= scratch->cap_outputs)
+    if (n <= scratch->cap_outputs) {
         return CELLKV_OK;
+    }
     int32_t *outputs = ck_realloc_array(scratch->outputs, (size_t)n, sizeof *outputs);
-    if (outputs != NULL)
+    if (outputs != NULL) {
         scratch->outputs = outputs;
+    }
     int32_t *rows = ck_realloc_array(scratch->result_rows, (size_t)n, sizeof *rows);
-    if (rows != NULL)
+    if (rows != NULL) {
         scratch->result_rows = rows;
-    if (outputs == NULL || rows == NULL)
+    }
+    if (outputs == NULL || rows == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "no memory for %d outputs", n);
+    }
     scratch->cap_outputs = n;
     return CELLKV_OK;
 }
@@ -71,8 +84,9 @@ static void find_outputs(struct ck_scratch *scratch, const cellkv_step *step, st
     slice->n_outputs = 0;
     for (int32_t i = 0; i < step->n_outputs; i++) {
         const int32_t token = step->outputs[i] - slice->first;
-        if (token < 0 || token >= slice->n_tokens)
+        if (token < 0 || token >= slice->n_tokens) {
             continue;
+        }
         scratch->outputs[slice->n_outputs] = token;
         scratch->result_rows[slice->n_outputs++] = i;
     }
@@ -83,20 +97,23 @@ static cellkv_status find_sights(cellkv_executor *executor, const struct slice *
         cellkv_status status =
             ck_sight_build(&executor->scratch.sights[w], executor->cache->cells, slice->first,
                            slice->n_tokens, executor->windows.sizes[w]);
-        if (status != CELLKV_OK)
+        if (status != CELLKV_OK) {
             return status;
+        }
     }
     return CELLKV_OK;
 }
 
 static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_shape *shape) {
     const size_t size = (size_t)shape->extent * (size_t)shape->n_tokens;
-    if (size <= scratch->mask_size)
+    if (size <= scratch->mask_size) {
         return CELLKV_OK;
+    }
     ggml_fp16_t *mask = ck_realloc_array(scratch->mask, size, sizeof *mask);
-    if (mask == NULL)
+    if (mask == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "no memory for a mask of %d x %d",
                        shape->n_tokens, shape->extent);
+    }
     scratch->mask = mask;
     scratch->mask_size = size;
     return CELLKV_OK;
@@ -104,16 +121,18 @@ static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_sh
 
 /* An input that the program does not use has no place in the allocated graph. */
 static void set_input(struct ggml_tensor *tensor, const void *data) {
-    if (tensor != NULL && tensor->buffer != NULL)
+    if (tensor != NULL && tensor->buffer != NULL) {
         ggml_backend_tensor_set(tensor, data, 0, ggml_nbytes(tensor));
+    }
 }
 
 static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
                         const cellkv_step *step, const struct slice *slice) {
     struct ck_scratch *scratch = &executor->scratch;
     const struct ck_step placed = ck_cells_step(executor->cache->cells);
-    for (int32_t i = 0; i < slice->n_tokens; i++)
+    for (int32_t i = 0; i < slice->n_tokens; i++) {
         scratch->rows[i] = placed.cells[slice->first + i];
+    }
     set_input(graph->tokens, step->tokens + slice->first);
     set_input(graph->positions, placed.positions + slice->first);
     set_input(graph->rows, scratch->rows);
@@ -127,14 +146,17 @@ static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
 static cellkv_status compute(cellkv_executor *executor, struct cellkv_graph *graph) {
     enum ggml_status status = GGML_STATUS_ABORTED;
     executor->n_strayed += graph->n_strayed;
-    if (!atomic_load(&executor->abort))
+    if (!atomic_load(&executor->abort)) {
         status = ck_allocation_should_fail()
                      ? GGML_STATUS_ALLOC_FAILED /* ggml's work buffer, say */
                      : ggml_backend_sched_graph_compute(graph->scheduler, graph->nodes);
-    if (status == GGML_STATUS_SUCCESS)
+    }
+    if (status == GGML_STATUS_SUCCESS) {
         return CELLKV_OK;
-    if (status == GGML_STATUS_ABORTED)
+    }
+    if (status == GGML_STATUS_ABORTED) {
         return ck_fail(CELLKV_ERROR_ABORTED, "the forward was aborted; undo_step frees its cells");
+    }
     return ck_fail(CELLKV_ERROR_COMPUTE, "the forward failed (%s); undo_step frees its cells",
                    ggml_status_to_string(status));
 }
@@ -145,8 +167,9 @@ static void read_results(const cellkv_executor *executor, const struct cellkv_gr
     for (int32_t i = 0, end; i < slice->n_outputs; i = end) {
         const int32_t *rows = executor->scratch.result_rows;
         end = i + 1;
-        while (end < slice->n_outputs && rows[end] == rows[end - 1] + 1)
+        while (end < slice->n_outputs && rows[end] == rows[end - 1] + 1) {
             end++;
+        }
         ggml_backend_tensor_get(graph->result, results + (size_t)rows[i] * width,
                                 (size_t)i * width * sizeof(float),
                                 (size_t)(end - i) * width * sizeof(float));
@@ -163,10 +186,12 @@ static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step 
         .extent = ck_pad_rows(ck_cells_extent(executor->cache->cells)),
     };
     cellkv_status status = find_sights(executor, slice);
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = reserve_mask(&executor->scratch, &shape);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = ck_graph_cache_get(&executor->graphs, &executor->shared, &shape, graph);
+    }
     return status;
 }
 
@@ -175,8 +200,9 @@ static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step 
 /* Graphs hold views of the rows' tensors: new tensors, new graphs. */
 static void drop_stale_graphs(cellkv_executor *executor) {
     const int64_t generation = ck_storage_generation(executor->cache->storage);
-    if (executor->generation != generation)
+    if (executor->generation != generation) {
         ck_graph_cache_drop(&executor->graphs);
+    }
     executor->generation = generation;
 }
 
@@ -191,8 +217,9 @@ static cellkv_status prepare_rows(cellkv_executor *executor) {
     struct ck_storage *storage = executor->cache->storage;
     const int32_t rows = executor->cache->storage_class->rows(storage);
     cellkv_status status = ck_storage_reserve(storage, ck_cells_extent(executor->cache->cells));
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     executor->n_row_growths += executor->cache->storage_class->rows(storage) != rows;
     drop_stale_graphs(executor);
     zero_freed_rows(executor);
@@ -208,18 +235,21 @@ static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *st
                               .n_tokens = left < executor->max_batch ? left : executor->max_batch};
         struct cellkv_graph *graph;
         cellkv_status status = prepare_slice(executor, step, &slice, &graph);
-        if (status != CELLKV_OK)
+        if (status != CELLKV_OK) {
             return status;
+        }
         *began = true;
         fill_inputs(executor, graph, step, &slice);
         status = compute(executor, graph);
-        if (status != CELLKV_OK)
+        if (status != CELLKV_OK) {
             return status;
+        }
         read_results(executor, graph, &slice, results);
         *n_done += slice.n_tokens;
         executor->n_tokens += slice.n_tokens;
-        if (!executor->reuse_graphs)
+        if (!executor->reuse_graphs) {
             ck_graph_cache_drop(&executor->graphs);
+        }
     }
     return CELLKV_OK;
 }
@@ -229,16 +259,20 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
                                  int32_t *n_done) {
     struct ck_cells *cells = executor->cache->cells;
     cellkv_status status = reserve_outputs(&executor->scratch, step->n_outputs);
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = ck_cells_begin_step(cells, step->seqs, step->positions, step->n_tokens);
-    if (status != CELLKV_OK)
+    }
+    if (status != CELLKV_OK) {
         return status;
+    }
     bool began = false;
     status = prepare_rows(executor);
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = run_slices(executor, step, results, n_done, &began);
-    if (status != CELLKV_OK && !began)
+    }
+    if (status != CELLKV_OK && !began) {
         ck_cells_rollback_step(cells);
+    }
     executor->n_steps += status == CELLKV_OK;
     return status;
 }
@@ -246,15 +280,19 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
 cellkv_status cellkv_executor_run(cellkv_executor *executor, const cellkv_step *step,
                                   float *results, int32_t *n_done) {
     int32_t done = 0;
-    if (n_done != NULL)
+    if (n_done != NULL) {
         *n_done = 0;
-    if (executor == NULL || step == NULL)
+    }
+    if (executor == NULL || step == NULL) {
         return ck_fail_null(executor == NULL ? "executor" : "step");
+    }
     cellkv_status status = check_step(executor, step, results);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
-    if (atomic_exchange(&executor->busy, true))
+    }
+    if (atomic_exchange(&executor->busy, true)) {
         return ck_fail(CELLKV_ERROR_BUSY, "the executor is in use");
+    }
     status = ck_cache_enter(executor->cache);
     if (status == CELLKV_OK) {
         atomic_store(&executor->abort, false);
@@ -264,7 +302,8 @@ cellkv_status cellkv_executor_run(cellkv_executor *executor, const cellkv_step *
         ck_cache_leave(executor->cache);
     }
     atomic_store(&executor->busy, false);
-    if (n_done != NULL)
+    if (n_done != NULL) {
         *n_done = done;
+    }
     return status;
 }

@@ -11,8 +11,9 @@ int32_t cellkv_device_count(void) {
 }
 
 const char *cellkv_device_name(int32_t i) {
-    if (i < 0 || i >= cellkv_device_count())
+    if (i < 0 || i >= cellkv_device_count()) {
         return NULL;
+    }
     return ggml_backend_dev_name(ggml_backend_dev_get((size_t)i));
 }
 
@@ -24,8 +25,9 @@ static ggml_backend_dev_t best_device(void) {
     };
     for (size_t i = 0; i < sizeof preference / sizeof *preference; i++) {
         ggml_backend_dev_t device = ggml_backend_dev_by_type(preference[i]);
-        if (device != NULL)
+        if (device != NULL) {
             return device;
+        }
     }
     return NULL;
 }
@@ -33,17 +35,19 @@ static ggml_backend_dev_t best_device(void) {
 static cellkv_status fail_unknown(const char *name) {
     char known[256] = "";
     int used = 0;
-    for (int32_t i = 0; i < cellkv_device_count() && used < (int)sizeof known; i++)
+    for (int32_t i = 0; i < cellkv_device_count() && used < (int)sizeof known; i++) {
         used += snprintf(known + used, sizeof known - (size_t)used, "%s%s", i > 0 ? ", " : "",
                          cellkv_device_name(i));
+    }
     return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "no device is named %s; there are: %s",
                    name != NULL ? name : "(any)", known);
 }
 
 cellkv_status ck_device_find(const char *name, ggml_backend_dev_t *device) {
     ggml_backend_dev_t found = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
-    if (found == NULL)
+    if (found == NULL) {
         return fail_unknown(name);
+    }
     *device = found;
     return CELLKV_OK;
 }

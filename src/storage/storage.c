@@ -57,11 +57,13 @@ static bool tensors_describe(const struct ck_storage *storage, int32_t rows,
     tensors->k = ck_calloc(n, sizeof *tensors->k);
     tensors->v = ck_calloc(n, sizeof *tensors->v);
     struct ggml_init_params params = {.mem_size = 2 * n * ggml_tensor_overhead(), .no_alloc = true};
-    if (tensors->k == NULL || tensors->v == NULL || ck_allocation_should_fail())
+    if (tensors->k == NULL || tensors->v == NULL || ck_allocation_should_fail()) {
         return false;
+    }
     tensors->context = ggml_init(params);
-    if (tensors->context == NULL)
+    if (tensors->context == NULL) {
         return false;
+    }
     for (int32_t l = 0; l < storage->n_layers; l++) {
         const cellkv_layer *layer = &storage->layers[l];
         const int64_t heads = layer->n_kv_heads;
@@ -79,8 +81,9 @@ static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct t
     *tensors = (struct tensors){0};
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(storage->device);
     if (size_is_sane(storage, rows) && tensors_describe(storage, rows, tensors) &&
-        !ck_allocation_should_fail())
+        !ck_allocation_should_fail()) {
         tensors->buffer = ggml_backend_alloc_ctx_tensors_from_buft(tensors->context, type);
+    }
     if (tensors->buffer == NULL) {
         tensors_free(tensors);
         return false;
@@ -102,8 +105,9 @@ static bool tensors_copy(const struct ck_storage *storage, const struct tensors 
     struct ggml_init_params params = {
         .mem_size = 2 * (size_t)storage->n_layers * ggml_tensor_overhead(), .no_alloc = true};
     struct ggml_context *views = ck_allocation_should_fail() ? NULL : ggml_init(params);
-    if (views == NULL)
+    if (views == NULL) {
         return false;
+    }
     for (int32_t l = 0; l < storage->n_layers; l++) {
         copy_rows(views, from->k[l], to->k[l]);
         copy_rows(views, from->v[l], to->v[l]);
@@ -116,17 +120,19 @@ static bool tensors_copy(const struct ck_storage *storage, const struct tensors 
 
 static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows) {
     int64_t rows = storage->rows > 0 ? storage->rows : 1;
-    while (rows < n_rows)
+    while (rows < n_rows) {
         rows *= 2;
+    }
     return rows < storage->capacity ? (int32_t)rows : storage->capacity;
 }
 
 /* Replaces the tensors by ones of `padded` rows: allocate all, copy all, then swap. */
 static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded) {
     struct tensors grown;
-    if (!tensors_new(storage, padded, &grown))
+    if (!tensors_new(storage, padded, &grown)) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s",
                        padded, ggml_backend_dev_name(storage->device));
+    }
     if (storage->tensors.buffer != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
         tensors_free(&grown);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot grow to %d rows", padded);
@@ -139,16 +145,19 @@ static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded)
 
 cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
     assert(n_rows <= storage->capacity);
-    if (n_rows <= storage->rows)
+    if (n_rows <= storage->rows) {
         return CELLKV_OK;
+    }
     const int32_t rows = grown_rows(storage, n_rows);
     if (storage->rows == 0 || ck_pad_rows(rows) > ck_pad_rows(storage->rows)) {
         cellkv_status status = replace_tensors(storage, ck_pad_rows(rows));
-        if (status != CELLKV_OK)
+        if (status != CELLKV_OK) {
             return status;
+        }
     }
-    if (storage->rows > 0)
+    if (storage->rows > 0) {
         storage->n_growths++;
+    }
     storage->rows = rows;
     return CELLKV_OK;
 }
@@ -158,20 +167,23 @@ cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
 static void zero_run(struct ck_storage *storage, int32_t first, int32_t n) {
     for (int32_t l = 0; l < storage->n_layers; l++) {
         struct ggml_tensor *both[2] = {storage->tensors.k[l], storage->tensors.v[l]};
-        for (int i = 0; i < 2; i++)
+        for (int i = 0; i < 2; i++) {
             ggml_backend_tensor_memset(both[i], 0, (size_t)first * both[i]->nb[1],
                                        (size_t)n * both[i]->nb[1]);
+        }
     }
 }
 
 void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32_t n_rows) {
     int32_t n = n_rows;
-    while (n > 0 && rows[n - 1] >= storage->rows)
+    while (n > 0 && rows[n - 1] >= storage->rows) {
         n--;
+    }
     for (int32_t begin = 0, end; begin < n; begin = end) {
         end = begin + 1;
-        while (end < n && rows[end] == rows[end - 1] + 1)
+        while (end < n && rows[end] == rows[end - 1] + 1) {
             end++;
+        }
         zero_run(storage, rows[begin], end - begin);
     }
 }
@@ -195,8 +207,9 @@ int64_t ck_storage_generation(const struct ck_storage *storage) {
 /* ---- what cells know of it ---- */
 
 static void storage_free(struct ck_storage *storage) {
-    if (storage == NULL)
+    if (storage == NULL) {
         return;
+    }
     tensors_free(&storage->tensors);
     ck_free(storage);
 }
@@ -206,8 +219,9 @@ static int32_t storage_rows(const struct ck_storage *storage) {
 }
 
 static int64_t storage_bytes(const struct ck_storage *storage) {
-    if (storage->tensors.buffer == NULL)
+    if (storage->tensors.buffer == NULL) {
         return 0;
+    }
     return (int64_t)ggml_backend_buffer_get_size(storage->tensors.buffer);
 }
 
@@ -224,8 +238,9 @@ static const struct ck_storage_class storage_class = {
 
 static cellkv_status check_type(const struct ck_storage *storage, int32_t layer, cellkv_type type,
                                 const char *what) {
-    if (type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16)
+    if (type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16) {
         return CELLKV_OK;
+    }
     return ck_fail(CELLKV_ERROR_UNSUPPORTED, "layer %d: %s of type %d cannot be stored on %s",
                    layer, what, (int)type, ggml_backend_dev_name(storage->device));
 }
@@ -233,10 +248,12 @@ static cellkv_status check_type(const struct ck_storage *storage, int32_t layer,
 static cellkv_status storage_check_types(const struct ck_storage *storage) {
     for (int32_t l = 0; l < storage->n_layers; l++) {
         cellkv_status status = check_type(storage, l, storage->layers[l].type_k, "K");
-        if (status == CELLKV_OK)
+        if (status == CELLKV_OK) {
             status = check_type(storage, l, storage->layers[l].type_v, "V");
-        if (status != CELLKV_OK)
+        }
+        if (status != CELLKV_OK) {
             return status;
+        }
     }
     return CELLKV_OK;
 }
@@ -244,18 +261,21 @@ static cellkv_status storage_check_types(const struct ck_storage *storage) {
 cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache) {
     ggml_backend_dev_t device;
     cellkv_status status = ck_device_find(config->device, &device);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     struct ck_storage *storage = ck_calloc(1, sizeof *storage);
-    if (storage == NULL)
+    if (storage == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: no memory");
+    }
     storage->device = device;
     storage->n_layers = cache->n_layers;
     storage->layers = cache->layers;
     storage->capacity = config->capacity;
     status = storage_check_types(storage);
-    if (status == CELLKV_OK && config->initial_rows > 0)
+    if (status == CELLKV_OK && config->initial_rows > 0) {
         status = ck_storage_reserve(storage, config->initial_rows);
+    }
     if (status != CELLKV_OK) {
         storage_free(storage);
         return status;

@@ -83,15 +83,17 @@ static struct ggml_tensor *attend_layer(const struct table_program *program, cel
         index = program->interface.n_layers;
         break;
     case TABLE_FAULT_TWICE:
-        if (cellkv_attend(graph, 0, q, k, v, &params) == NULL)
+        if (cellkv_attend(graph, 0, q, k, v, &params) == NULL) {
             return NULL;
+        }
         break;
     default:
         break;
     }
     struct ggml_tensor *attention = cellkv_attend(graph, index, q, k, v, &params);
-    if (attention == NULL)
+    if (attention == NULL) {
         return NULL;
+    }
     return ggml_reshape_2d(context, attention, attention->ne[0] * attention->ne[1],
                            attention->ne[2]);
 }
@@ -100,22 +102,27 @@ static cellkv_status build(void *context, cellkv_graph *graph) {
     const struct table_program *program = context;
     struct ggml_context *tensors = cellkv_graph_context(graph);
     struct ggml_tensor *all = NULL;
-    if (program->fault == TABLE_FAULT_GIVES_UP)
+    if (program->fault == TABLE_FAULT_GIVES_UP) {
         return cellkv_graph_fail(graph, CELLKV_ERROR_UNSUPPORTED, "told to give up");
+    }
     const int32_t n_layers =
         program->interface.n_layers - (program->fault == TABLE_FAULT_SKIP_LAYER);
     for (int32_t l = 0; l < n_layers; l++) {
         struct ggml_tensor *one = attend_layer(program, graph, l);
-        if (one == NULL)
+        if (one == NULL) {
             return CELLKV_ERROR_BAD_GRAPH;
+        }
         all = all == NULL ? one : ggml_concat(tensors, all, one, 0);
     }
-    if (cellkv_graph_n_outputs(graph) == 0 || program->fault == TABLE_FAULT_NO_RESULT)
+    if (cellkv_graph_n_outputs(graph) == 0 || program->fault == TABLE_FAULT_NO_RESULT) {
         return CELLKV_OK;
-    if (program->fault == TABLE_FAULT_RESULT_SHAPE)
+    }
+    if (program->fault == TABLE_FAULT_RESULT_SHAPE) {
         all = ggml_concat(tensors, all, all, 0);
-    if (all != NULL)
+    }
+    if (all != NULL) {
         cellkv_graph_set_result(graph, ggml_get_rows(tensors, all, cellkv_graph_outputs(graph)));
+    }
     return CELLKV_OK;
 }
 
@@ -127,8 +134,9 @@ static void retain(void *context) {
 
 static void release(void *context) {
     struct table_program *program = context;
-    if (atomic_fetch_sub(&program->n_references, 1) > 1)
+    if (atomic_fetch_sub(&program->n_references, 1) > 1) {
         return;
+    }
     ggml_backend_buffer_free(program->buffer);
     ggml_free(program->context);
     free(program->layers);
@@ -138,8 +146,9 @@ static void release(void *context) {
 }
 
 void table_program_free(struct table_program *program) {
-    if (program != NULL)
+    if (program != NULL) {
         release(program);
+    }
 }
 
 static void describe_layer(struct table_program *program, int32_t index,
@@ -157,22 +166,25 @@ static void describe_layer(struct table_program *program, int32_t index,
         ggml_new_tensor_2d(program->context, GGML_TYPE_F32, kv * from->shape.head_dim_k, n_vocab);
     layer->v =
         ggml_new_tensor_2d(program->context, GGML_TYPE_F32, kv * from->shape.head_dim_v, n_vocab);
-    if (from->sinks != NULL)
+    if (from->sinks != NULL) {
         layer->sinks = ggml_new_tensor_1d(program->context, GGML_TYPE_F32, from->n_heads);
+    }
     program->shapes[index] = from->shape;
     program->interface.n_result += from->n_heads * from->shape.head_dim_v;
 }
 
 static void upload(struct ggml_tensor *tensor, const float *data) {
-    if (tensor != NULL)
+    if (tensor != NULL) {
         ggml_backend_tensor_set(tensor, data, 0, ggml_nbytes(tensor));
+    }
 }
 
 struct table_program *table_program_new(const char *device_name, int32_t n_vocab,
                                         const struct table_layer *layers, int32_t n_layers) {
     ggml_backend_dev_t device = ggml_backend_dev_by_name(device_name ? device_name : "CPU");
-    if (device == NULL)
+    if (device == NULL) {
         return NULL;
+    }
     struct table_program *program = calloc(1, sizeof *program);
     program->layers = calloc((size_t)n_layers, sizeof *program->layers);
     program->shapes = calloc((size_t)n_layers, sizeof *program->shapes);
@@ -189,8 +201,9 @@ struct table_program *table_program_new(const char *device_name, int32_t n_vocab
     program->context = ggml_init(params);
     atomic_init(&program->n_references, 1);
     atomic_fetch_add(&n_alive, 1);
-    for (int32_t l = 0; l < n_layers; l++)
+    for (int32_t l = 0; l < n_layers; l++) {
         describe_layer(program, l, &layers[l]);
+    }
     program->buffer = ggml_backend_alloc_ctx_tensors_from_buft(
         program->context, ggml_backend_dev_buffer_type(device));
     ggml_backend_buffer_set_usage(program->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
