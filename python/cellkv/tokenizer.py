@@ -99,8 +99,10 @@ class Tokenizer:
             add_bos = True
         else:
             raise TokenizerError(f"tokenizer.ggml.model is {kind!r}, not one of gpt2, llama")
-        self._add_bos = read.flag("add_bos_token", add_bos)
+        self._add_bos = read.flag("add_bos_token", add_bos and self.bos_id is not None)
         self._add_eos = read.flag("add_eos_token", False)
+        if (self._add_bos and self.bos_id is None) or (self._add_eos and self.eos_id is None):
+            raise TokenizerError("tokenizer.ggml.add_bos_token or add_eos_token asks for no token")
         self._split_always = self._splitter(_USER_DEFINED)
         self._split_special = self._splitter(_USER_DEFINED, _CONTROL, _UNKNOWN)
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
