@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 
 import numpy as np
-from oracle import LayerTables
 
 from cellkv import Layer, _lib
+from oracle import LayerTables
 
 
 class Fault(enum.IntEnum):

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from table_program import random_tables
-from world import World
 
 import cellkv
+from table_program import random_tables
+from world import World
 
 MakeWorld = Callable[..., World]
 
@@ -53,6 +53,7 @@ def make_world(
             device=device,
             reuse_graphs=reuse_graphs,
             strategy=strategy,
+            n_threads=2,
             **options,
         )
         worlds.append(world)

@@ -9,10 +9,10 @@ from collections.abc import Sequence as SequenceOf
 from types import TracebackType
 
 import numpy as np
-import oracle
-from table_program import TableProgram, cache_layers
 
+import oracle
 from cellkv import Cache, Executor
+from table_program import TableProgram, cache_layers
 
 # Relative L2 error of the dense strategy on the CPU. f16 and bf16: ggml rounds the queries to K's
 # type, and accumulates f16 V in f16 when a step has fewer than 64 tokens.
@@ -32,6 +32,7 @@ class World:
         initial_rows: int = 1,
         device: str | None = None,
         tolerance: float | None = None,
+        n_threads: int = 1,
         **executor: object,
     ) -> None:
         self.tables = tables
@@ -45,7 +46,7 @@ class World:
             initial_rows=initial_rows,
             device=device,
         )
-        self.executor = Executor(self.program.address, self.cache, n_threads=2, **executor)
+        self.executor = Executor(self.program.address, self.cache, n_threads=n_threads, **executor)
         self.handles: dict[str, int] = {}
         self.truth: dict[str, oracle.Sequence] = {}
         self._rng = np.random.default_rng(7)

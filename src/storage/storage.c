@@ -143,23 +143,26 @@ static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded)
     return CELLKV_OK;
 }
 
-cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
-    assert(n_rows <= storage->capacity);
-    if (n_rows <= storage->rows) {
-        return CELLKV_OK;
-    }
-    const int32_t rows = grown_rows(storage, n_rows);
+static cellkv_status set_rows(struct ck_storage *storage, int32_t rows) {
     if (storage->rows == 0 || ck_pad_rows(rows) > ck_pad_rows(storage->rows)) {
         cellkv_status status = replace_tensors(storage, ck_pad_rows(rows));
         if (status != CELLKV_OK) {
             return status;
         }
     }
-    if (storage->rows > 0) {
-        storage->n_growths++;
-    }
     storage->rows = rows;
     return CELLKV_OK;
+}
+
+cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
+    assert(n_rows <= storage->capacity);
+    if (n_rows <= storage->rows) {
+        return CELLKV_OK;
+    }
+    const bool grows = storage->rows > 0;
+    cellkv_status status = set_rows(storage, grown_rows(storage, n_rows));
+    storage->n_growths += grows && status == CELLKV_OK;
+    return status;
 }
 
 /* ---- rows ---- */
@@ -274,7 +277,7 @@ cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *
     storage->capacity = config->capacity;
     status = storage_check_types(storage);
     if (status == CELLKV_OK && config->initial_rows > 0) {
-        status = ck_storage_reserve(storage, config->initial_rows);
+        status = set_rows(storage, config->initial_rows);
     }
     if (status != CELLKV_OK) {
         storage_free(storage);
