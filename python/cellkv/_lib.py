@@ -36,6 +36,7 @@ OK = 0
 UNSET = -(2**31)  # CELLKV_UNSET
 MAX_CAPACITY = 1 << 30
 MAX_SEQS = 65535
+MAX_WIDTH = 65536
 
 # Pointers to whole arrays travel as addresses (c_void_p): the caller holds the array meanwhile.
 
@@ -95,6 +96,7 @@ class cellkv_program(Structure):
         ("n_result", c_int32),
         ("n_layers", c_int32),
         ("layers", POINTER(cellkv_layer)),
+        ("max_tensors", c_int32),
         ("build", BUILD_CALLBACK),
         ("retain", CONTEXT_CALLBACK),
         ("release", CONTEXT_CALLBACK),
