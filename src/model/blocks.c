@@ -44,8 +44,9 @@ struct ggml_tensor *ck_attention_heads(const struct ck_forward *forward, int32_t
     k = ck_apply_rope(forward, &attention->rope, k);
     const cellkv_attend_params params = {.scale = attention->scale};
     struct ggml_tensor *heads = cellkv_attend(forward->graph, l, q, k, v, &params);
-    if (heads == NULL)
+    if (heads == NULL) {
         return NULL;
+    }
     return ggml_reshape_2d(forward->context, heads, heads->ne[0] * heads->ne[1], heads->ne[2]);
 }
 
@@ -68,8 +69,9 @@ bool ck_ends_at(const struct ck_forward *forward, int32_t l) {
 
 struct ggml_tensor *ck_keep_outputs(const struct ck_forward *forward, int32_t l,
                                     struct ggml_tensor *x) {
-    if (!is_last(forward, l))
+    if (!is_last(forward, l)) {
         return x;
+    }
     return ggml_get_rows(forward->context, x, cellkv_graph_outputs(forward->graph));
 }
 

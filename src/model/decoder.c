@@ -22,24 +22,29 @@ static float read_rope_scale(struct ck_metadata *metadata) {
     const float factor = ck_metadata_float_or(metadata, "rope.scaling.factor", 0.0f, 1e9f, legacy);
     const float magnitude =
         ck_metadata_float_or(metadata, "rope.scaling.attn_factor", -1e9f, 1e9f, 1.0f);
-    if (magnitude != 1.0f)
+    if (magnitude != 1.0f) {
         ck_metadata_refuse(metadata, "rope.scaling.attn_factor", "only 1 is supported");
+    }
     const bool linear = strcmp(type, "linear") == 0;
-    if (!linear && strcmp(type, "none") != 0)
+    if (!linear && strcmp(type, "none") != 0) {
         ck_metadata_refuse(metadata, "rope.scaling.type",
                            "unsupported; linear and none are supported");
-    if (!linear || factor == 0.0f)
+    }
+    if (!linear || factor == 0.0f) {
         return 1.0f;
-    if (factor < 1e-6f)
+    }
+    if (factor < 1e-6f) {
         ck_metadata_refuse(metadata, "rope.scaling.factor", "too small");
+    }
     return 1.0f / factor;
 }
 
 static struct ck_rope read_rope(struct ck_metadata *metadata, int32_t head_dim, int32_t ordering) {
     struct ck_rope rope = {.ordering = ordering};
     rope.n_dims = ck_metadata_int_or(metadata, "rope.dimension_count", 2, head_dim, head_dim);
-    if (rope.n_dims % 2 != 0)
+    if (rope.n_dims % 2 != 0) {
         ck_metadata_refuse(metadata, "rope.dimension_count", "odd");
+    }
     rope.base = ck_metadata_float_or(metadata, "rope.freq_base", 1.0f, 1e30f, 10000.0f);
     rope.scale = read_rope_scale(metadata);
     return rope;
@@ -53,18 +58,21 @@ static void read_heads(struct ck_attention *attention, struct ck_metadata *metad
                                                      n_layers, 1, MAX_HEADS, attention->n_heads);
     attention->window = ck_metadata_layer_int_or(metadata, "attention.sliding_window", l, n_layers,
                                                  0, INT32_MAX, 0);
-    if (metadata->status == CELLKV_OK && attention->n_heads % attention->n_kv_heads != 0)
+    if (metadata->status == CELLKV_OK && attention->n_heads % attention->n_kv_heads != 0) {
         ck_metadata_refuse(metadata, "attention.head_count",
                            "not a multiple of attention.head_count_kv");
+    }
 }
 
 /* Unless stated, the heads of the first layer share the hidden state's width among them. */
 static int32_t read_head_dim(struct ck_metadata *metadata, const char *key, int32_t n_embd,
                              int32_t n_heads) {
-    if (ck_metadata_has(metadata, key))
+    if (ck_metadata_has(metadata, key)) {
         return ck_metadata_int(metadata, key, 1, MAX_HEAD_DIM);
-    if (metadata->status != CELLKV_OK)
+    }
+    if (metadata->status != CELLKV_OK) {
         return 0;
+    }
     if (n_embd % n_heads != 0 || n_embd / n_heads > MAX_HEAD_DIM) {
         ck_metadata_refuse(metadata, "embedding_length",
                            "does not divide into attention.head_count heads");
@@ -81,10 +89,12 @@ static void read_layers(struct ck_decoder *decoder, struct ck_metadata *metadata
     const int32_t k = read_head_dim(metadata, "attention.key_length", decoder->n_embd, first_heads);
     const int32_t v =
         read_head_dim(metadata, "attention.value_length", decoder->n_embd, first_heads);
-    if (k % 2 != 0)
+    if (k % 2 != 0) {
         ck_metadata_refuse(metadata, "attention.key_length", "odd");
-    if (metadata->status != CELLKV_OK)
+    }
+    if (metadata->status != CELLKV_OK) {
         return;
+    }
     const struct ck_rope rope = read_rope(metadata, k, ordering);
     for (int32_t l = 0; l < n && metadata->status == CELLKV_OK; l++) {
         struct ck_layer *layer = &decoder->layers[l];
@@ -104,13 +114,15 @@ void ck_decoder_read(struct ck_decoder *decoder, struct ck_metadata *metadata,
     decoder->n_context = ck_metadata_int_or(metadata, "context_length", 1, INT32_MAX, 0);
     decoder->norm_epsilon = ck_metadata_float(metadata, "attention.layer_norm_rms_epsilon", 0, 1);
     ck_metadata_int_or(metadata, "vocab_size", 1, INT32_MAX, 0); /* token_embd's shape decides */
-    if (metadata->status != CELLKV_OK)
+    if (metadata->status != CELLKV_OK) {
         return;
+    }
     decoder->layers = ck_calloc((size_t)decoder->n_layers, sizeof *decoder->layers);
-    if (decoder->layers == NULL)
+    if (decoder->layers == NULL) {
         metadata->status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "%d layers", decoder->n_layers);
-    else
+    } else {
         read_layers(decoder, metadata, rope_ordering);
+    }
 }
 
 /* ---- weights ---- */
@@ -124,13 +136,16 @@ static void want_linear(struct ck_weights *weights, struct ck_linear *linear, in
 void ck_decoder_want_ends(struct ck_decoder *decoder, struct ck_weights *weights) {
     const int64_t n_vocab = ck_weights_length(weights, "token_embd.weight", 1);
     const int64_t n_embd = decoder->n_embd;
-    if (weights->status == CELLKV_OK && n_vocab > INT32_MAX)
+    if (weights->status == CELLKV_OK && n_vocab > INT32_MAX) {
         weights->status = ck_fail(CELLKV_ERROR_BAD_TENSOR, "token_embd.weight: too many rows");
+    }
     decoder->n_vocab = weights->status == CELLKV_OK ? (int32_t)n_vocab : 0;
     ck_want(weights, &decoder->embedding, CK_USE_ROWS, n_embd, n_vocab, "token_embd.weight");
     ck_want(weights, &decoder->norm, CK_USE_VECTOR, n_embd, 1, "output_norm.weight");
-    if (!ck_want_optional(weights, &decoder->head, CK_USE_MATMUL, n_embd, n_vocab, "output.weight"))
+    if (!ck_want_optional(weights, &decoder->head, CK_USE_MATMUL, n_embd, n_vocab,
+                          "output.weight")) {
         ck_want(weights, &decoder->head, CK_USE_MATMUL, n_embd, n_vocab, "token_embd.weight");
+    }
 }
 
 void ck_decoder_want_attention(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {

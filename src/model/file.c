@@ -21,51 +21,62 @@ struct ck_file {
 
 static cellkv_status measure(struct ck_file *file, const char *path) {
     struct stat info;
-    if (fstat(fileno(file->stream), &info) != 0)
+    if (fstat(fileno(file->stream), &info) != 0) {
         return ck_fail(CELLKV_ERROR_FILE, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(info.st_mode))
+    }
+    if (!S_ISREG(info.st_mode)) {
         return ck_fail(CELLKV_ERROR_FILE, "%s: not a regular file", path);
-    if ((uint64_t)info.st_size > SIZE_MAX)
+    }
+    if ((uint64_t)info.st_size > SIZE_MAX) {
         return ck_fail(CELLKV_ERROR_FILE, "%s: too large for this machine", path);
+    }
     file->size = (uint64_t)info.st_size;
     return CELLKV_OK;
 }
 
 static void try_map(struct ck_file *file) {
-    if (file->size == 0)
+    if (file->size == 0) {
         return;
+    }
     void *mapping = mmap(NULL, (size_t)file->size, PROT_READ, MAP_SHARED, fileno(file->stream), 0);
-    if (mapping != MAP_FAILED)
+    if (mapping != MAP_FAILED) {
         file->mapping = mapping;
+    }
 }
 
 cellkv_status ck_file_open(const char *path, bool map, struct ck_file **opened) {
     struct ck_file *file = ck_calloc(1, sizeof *file);
-    if (file == NULL)
+    if (file == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "opening %s", path);
+    }
     cellkv_status status = CELLKV_OK;
     file->stream = fopen(path, "rb");
-    if (file->stream == NULL)
+    if (file->stream == NULL) {
         status = ck_fail(CELLKV_ERROR_FILE, "%s: %s", path, strerror(errno));
-    else
+    } else {
         status = measure(file, path);
+    }
     if (status != CELLKV_OK) {
         ck_file_close(file);
         return status;
     }
-    if (map)
+    if (map) {
         try_map(file);
+    }
     *opened = file;
     return CELLKV_OK;
 }
 
 void ck_file_close(struct ck_file *file) {
-    if (file == NULL)
+    if (file == NULL) {
         return;
-    if (file->mapping != NULL)
+    }
+    if (file->mapping != NULL) {
         munmap(file->mapping, (size_t)file->size);
-    if (file->stream != NULL)
+    }
+    if (file->stream != NULL) {
         fclose(file->stream);
+    }
     ck_free(file);
 }
 
@@ -78,14 +89,16 @@ const uint8_t *ck_file_mapping(const struct ck_file *file) {
 }
 
 bool ck_file_read(struct ck_file *file, uint64_t offset, size_t size, void *bytes) {
-    if (offset > file->size || size > file->size - offset)
+    if (offset > file->size || size > file->size - offset) {
         return false;
+    }
     if (file->mapping != NULL) {
         memcpy(bytes, file->mapping + offset, size);
         return true;
     }
-    if (file->at != offset && fseeko(file->stream, (off_t)offset, SEEK_SET) != 0)
+    if (file->at != offset && fseeko(file->stream, (off_t)offset, SEEK_SET) != 0) {
         return false;
+    }
     const size_t n_read = fread(bytes, 1, size, file->stream);
     file->at = offset + n_read;
     return n_read == size;

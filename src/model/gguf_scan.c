@@ -26,8 +26,9 @@ struct scan {
 
 void ck_printable(const char *text, size_t length, char *copy, size_t size) {
     size_t n = length < size ? length : size - 1;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         copy[i] = (char)(text[i] >= ' ' && text[i] <= '~' ? text[i] : '?');
+    }
     copy[n] = '\0';
 }
 
@@ -36,9 +37,10 @@ static bool ok(const struct scan *scan) {
 }
 
 static void fail(struct scan *scan, const char *what) {
-    if (ok(scan))
+    if (ok(scan)) {
         scan->status = ck_fail(CELLKV_ERROR_BAD_FILE, "%s%s%s, at byte %" PRIu64, scan->name,
                                scan->name[0] != '\0' ? ": " : "", what, scan->at);
+    }
 }
 
 static uint64_t pad(const struct scan *scan, uint64_t size) {
@@ -51,8 +53,9 @@ static uint64_t remaining(const struct scan *scan) {
 
 static void take(struct scan *scan, size_t size, void *bytes) {
     memset(bytes, 0, size);
-    if (!ok(scan))
+    if (!ok(scan)) {
         return;
+    }
     if (size > remaining(scan) || !ck_file_read(scan->file, scan->at, size, bytes)) {
         fail(scan, "the file ends too early");
         return;
@@ -61,12 +64,14 @@ static void take(struct scan *scan, size_t size, void *bytes) {
 }
 
 static void skip(struct scan *scan, uint64_t count, uint64_t size) {
-    if (!ok(scan))
+    if (!ok(scan)) {
         return;
-    if (count > remaining(scan) / size)
+    }
+    if (count > remaining(scan) / size) {
         fail(scan, "the file ends too early");
-    else
+    } else {
         scan->at += count * size;
+    }
 }
 
 static uint32_t take_u32(struct scan *scan) {
@@ -89,14 +94,16 @@ static void skip_string(struct scan *scan) {
 static void take_name(struct scan *scan, uint64_t max_length) {
     scan->name[0] = '\0';
     const uint64_t length = take_u64(scan);
-    if (length > max_length)
+    if (length > max_length) {
         fail(scan, "a name is too long");
+    }
     char text[sizeof scan->name];
     const size_t n = length < sizeof text ? (size_t)length : sizeof text - 1;
     take(scan, n, text);
     skip(scan, length - n, 1);
-    if (ok(scan))
+    if (ok(scan)) {
         ck_printable(text, n, scan->name, sizeof scan->name);
+    }
 }
 
 /* Bytes of one element; 0: a string, or not a type. */
@@ -128,22 +135,25 @@ static void scan_elements(struct scan *scan, uint32_t type, uint64_t count) {
     } else if (type != GGUF_TYPE_STRING) {
         fail(scan, "a value of unknown type");
     } else {
-        for (uint64_t i = 0; i < count && ok(scan); i++)
+        for (uint64_t i = 0; i < count && ok(scan); i++) {
             skip_string(scan);
+        }
     }
 }
 
 static void scan_alignment(struct scan *scan, uint32_t type) {
     const uint64_t alignment = type == GGUF_TYPE_UINT32 ? take_u32(scan) : 0;
-    if (alignment == 0 || (alignment & (alignment - 1)) != 0)
+    if (alignment == 0 || (alignment & (alignment - 1)) != 0) {
         fail(scan, "not a power of two in 32 bits");
+    }
     scan->alignment = alignment;
 }
 
 static void scan_key(struct scan *scan) {
     take_name(scan, MAX_NAME_LENGTH);
-    if (ok(scan) && scan->name[0] == '\0')
+    if (ok(scan) && scan->name[0] == '\0') {
         fail(scan, "an empty key");
+    }
     const uint32_t type = take_u32(scan);
     if (strcmp(scan->name, GGUF_KEY_GENERAL_ALIGNMENT) == 0) {
         scan_alignment(scan, type);
@@ -158,25 +168,29 @@ static void scan_key(struct scan *scan) {
 /* The tensor's elements, and those of a row; 0 after a failure. */
 static int64_t scan_shape(struct scan *scan, int64_t *row) {
     const uint32_t n_dims = take_u32(scan);
-    if (n_dims > GGML_MAX_DIMS)
+    if (n_dims > GGML_MAX_DIMS) {
         fail(scan, "too many dimensions");
+    }
     int64_t elements = 1;
     *row = 1;
     for (uint32_t i = 0; i < n_dims && ok(scan); i++) {
         const uint64_t length = take_u64(scan);
-        if (length == 0 || length > (uint64_t)(MAX_ELEMENTS / elements))
+        if (length == 0 || length > (uint64_t)(MAX_ELEMENTS / elements)) {
             fail(scan, "an impossible shape");
-        else
+        } else {
             elements *= (int64_t)length;
-        if (i == 0)
+        }
+        if (i == 0) {
             *row = (int64_t)length;
+        }
     }
     return ok(scan) ? elements : 0;
 }
 
 static uint64_t tensor_bytes(struct scan *scan, uint32_t type, int64_t elements, int64_t row) {
-    if (!ok(scan))
+    if (!ok(scan)) {
         return 0;
+    }
     const int64_t block = type < GGML_TYPE_COUNT ? ggml_blck_size((enum ggml_type)type) : 0;
     if (block == 0) {
         scan->status = ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s: type %" PRIu32 " is not known to ggml",
@@ -199,36 +213,42 @@ static void scan_tensor(struct scan *scan) {
     const int64_t elements = scan_shape(scan, &row);
     const uint64_t bytes = tensor_bytes(scan, take_u32(scan), elements, row);
     const uint64_t offset = take_u64(scan);
-    if (!ok(scan))
+    if (!ok(scan)) {
         return;
-    if (offset != scan->data_size)
+    }
+    if (offset != scan->data_size) {
         fail(scan, "its data does not follow the tensor before it");
-    else if (offset > scan->data_limit || bytes > scan->data_limit - offset)
+    } else if (offset > scan->data_limit || bytes > scan->data_limit - offset) {
         scan->status = ck_fail(CELLKV_ERROR_BAD_FILE,
                                "%s: the file ends inside or before this tensor's data", scan->name);
-    else
+    } else {
         scan->data_size = pad(scan, offset + bytes);
+    }
 }
 
 static void scan_head(struct scan *scan, uint64_t *n_tensors, uint64_t *n_keys) {
     char magic[4];
     take(scan, sizeof magic, magic);
-    if (memcmp(magic, GGUF_MAGIC, sizeof magic) != 0)
+    if (memcmp(magic, GGUF_MAGIC, sizeof magic) != 0) {
         fail(scan, "not a GGUF file");
+    }
     const uint32_t version = take_u32(scan);
-    if (version != 2 && version != GGUF_VERSION)
+    if (version != 2 && version != GGUF_VERSION) {
         fail(scan, "a GGUF version other than 2 and 3 in this machine's byte order");
+    }
     *n_tensors = take_u64(scan);
     *n_keys = take_u64(scan);
-    if (*n_tensors > MAX_TENSORS || *n_keys > MAX_KEYS)
+    if (*n_tensors > MAX_TENSORS || *n_keys > MAX_KEYS) {
         fail(scan, "an impossible number of keys or tensors");
+    }
 }
 
 static void scan_tensors(struct scan *scan, uint64_t n_tensors, uint64_t data_limit) {
     scan->data_limit = data_limit;
     scan->data_size = 0;
-    for (uint64_t i = 0; i < n_tensors && ok(scan); i++)
+    for (uint64_t i = 0; i < n_tensors && ok(scan); i++) {
         scan_tensor(scan);
+    }
 }
 
 /* Where the data begins is known only behind the list: a second walk checks each tensor's end. */
@@ -245,8 +265,9 @@ cellkv_status ck_gguf_scan(struct ck_file *file) {
     struct scan scan = {.file = file, .alignment = GGUF_DEFAULT_ALIGNMENT};
     uint64_t n_tensors, n_keys;
     scan_head(&scan, &n_tensors, &n_keys);
-    for (uint64_t i = 0; i < n_keys && ok(&scan); i++)
+    for (uint64_t i = 0; i < n_keys && ok(&scan); i++) {
         scan_key(&scan);
+    }
     scan_tensors_and_data(&scan, n_tensors);
     return scan.status;
 }

@@ -5,10 +5,12 @@
 #include "blocks.h"
 
 static void read(struct ck_decoder *decoder, struct ck_metadata *metadata) {
-    if (ck_metadata_int_or(metadata, "expert_count", 0, INT32_MAX, 0) > 0)
+    if (ck_metadata_int_or(metadata, "expert_count", 0, INT32_MAX, 0) > 0) {
         ck_metadata_refuse(metadata, "expert_count", "mixtures of experts are unsupported");
-    if (!ck_metadata_bool_or(metadata, "attention.causal", true))
+    }
+    if (!ck_metadata_bool_or(metadata, "attention.causal", true)) {
         ck_metadata_refuse(metadata, "attention.causal", "only causal attention is supported");
+    }
     ck_decoder_read(decoder, metadata, GGML_ROPE_TYPE_NORMAL);
 }
 
@@ -38,10 +40,12 @@ static cellkv_status build(const struct ck_decoder *decoder, cellkv_graph *graph
         const struct ck_layer *layer = &decoder->layers[l];
         struct ggml_tensor *y = ck_rms_norm(&forward, x, layer->attention.norm);
         y = ck_attention_heads(&forward, l, y);
-        if (y == NULL)
+        if (y == NULL) {
             return CELLKV_ERROR_BAD_GRAPH;
-        if (ck_ends_at(&forward, l))
+        }
+        if (ck_ends_at(&forward, l)) {
             return CELLKV_OK;
+        }
         x = ck_keep_outputs(&forward, l, x);
         y = ck_apply_linear(&forward, &layer->attention.out, ck_keep_outputs(&forward, l, y));
         x = ggml_add(forward.context, x, y);

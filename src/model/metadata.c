@@ -11,10 +11,11 @@
 #define MAX_KEY 128
 
 static void whole_key(const struct ck_metadata *metadata, const char *key, char whole[MAX_KEY]) {
-    if (metadata->prefix != NULL)
+    if (metadata->prefix != NULL) {
         snprintf(whole, MAX_KEY, "%s.%s", metadata->prefix, key);
-    else
+    } else {
         snprintf(whole, MAX_KEY, "%s", key);
+    }
 }
 
 static int64_t find(const struct ck_metadata *metadata, const char *key) {
@@ -28,8 +29,9 @@ static bool ok(const struct ck_metadata *metadata) {
 }
 
 void ck_metadata_refuse(struct ck_metadata *metadata, const char *key, const char *reason) {
-    if (!ok(metadata))
+    if (!ok(metadata)) {
         return;
+    }
     char whole[MAX_KEY];
     whole_key(metadata, key, whole);
     metadata->status = ck_fail(CELLKV_ERROR_BAD_METADATA, "%s: %s", whole, reason);
@@ -42,8 +44,9 @@ bool ck_metadata_has(const struct ck_metadata *metadata, const char *key) {
 /* The key's index; -1, having failed, when it is absent. */
 static int64_t require(struct ck_metadata *metadata, const char *key) {
     const int64_t id = ok(metadata) ? find(metadata, key) : -1;
-    if (id < 0)
+    if (id < 0) {
         ck_metadata_refuse(metadata, key, "missing");
+    }
     return id;
 }
 
@@ -97,8 +100,9 @@ static int32_t check_integer(struct ck_metadata *metadata, const char *key, bool
 
 int32_t ck_metadata_int(struct ck_metadata *metadata, const char *key, int32_t min, int32_t max) {
     const int64_t id = require(metadata, key);
-    if (id < 0)
+    if (id < 0) {
         return 0;
+    }
     const enum gguf_type type = gguf_get_kv_type(metadata->gguf, id);
     const bool scalar = type != GGUF_TYPE_ARRAY && type != GGUF_TYPE_STRING;
     int64_t value = 0;
@@ -115,10 +119,12 @@ int32_t ck_metadata_int_or(struct ck_metadata *metadata, const char *key, int32_
 int32_t ck_metadata_layer_int(struct ck_metadata *metadata, const char *key, int32_t layer,
                               int32_t n_layers, int32_t min, int32_t max) {
     const int64_t id = require(metadata, key);
-    if (id < 0)
+    if (id < 0) {
         return 0;
-    if (gguf_get_kv_type(metadata->gguf, id) != GGUF_TYPE_ARRAY)
+    }
+    if (gguf_get_kv_type(metadata->gguf, id) != GGUF_TYPE_ARRAY) {
         return ck_metadata_int(metadata, key, min, max);
+    }
     if (gguf_get_arr_n(metadata->gguf, id) != (size_t)n_layers) {
         ck_metadata_refuse(metadata, key, "an array of one entry per layer was expected");
         return 0;
@@ -133,15 +139,17 @@ int32_t ck_metadata_layer_int(struct ck_metadata *metadata, const char *key, int
 
 int32_t ck_metadata_layer_int_or(struct ck_metadata *metadata, const char *key, int32_t layer,
                                  int32_t n_layers, int32_t min, int32_t max, int32_t fallback) {
-    if (!ck_metadata_has(metadata, key))
+    if (!ck_metadata_has(metadata, key)) {
         return fallback;
+    }
     return ck_metadata_layer_int(metadata, key, layer, n_layers, min, max);
 }
 
 float ck_metadata_float(struct ck_metadata *metadata, const char *key, float min, float max) {
     const int64_t id = require(metadata, key);
-    if (id < 0)
+    if (id < 0) {
         return 0;
+    }
     double value = 0;
     switch (gguf_get_kv_type(metadata->gguf, id)) {
     case GGUF_TYPE_FLOAT32:
@@ -170,20 +178,23 @@ float ck_metadata_float_or(struct ck_metadata *metadata, const char *key, float 
 
 bool ck_metadata_bool_or(struct ck_metadata *metadata, const char *key, bool fallback) {
     const int64_t id = ok(metadata) ? find(metadata, key) : -1;
-    if (id < 0)
+    if (id < 0) {
         return fallback;
-    if (gguf_get_kv_type(metadata->gguf, id) == GGUF_TYPE_BOOL)
+    }
+    if (gguf_get_kv_type(metadata->gguf, id) == GGUF_TYPE_BOOL) {
         return *(const int8_t *)gguf_get_val_data(metadata->gguf, id) != 0;
-    ck_metadata_refuse(metadata, key, "a bool was expected");
-    return fallback;
+    }
+    return ck_metadata_int(metadata, key, 0, 1) != 0;
 }
 
 const char *ck_metadata_string(struct ck_metadata *metadata, const char *key) {
     const int64_t id = require(metadata, key);
-    if (id < 0)
+    if (id < 0) {
         return "";
-    if (gguf_get_kv_type(metadata->gguf, id) == GGUF_TYPE_STRING)
+    }
+    if (gguf_get_kv_type(metadata->gguf, id) == GGUF_TYPE_STRING) {
         return gguf_get_val_str(metadata->gguf, id);
+    }
     ck_metadata_refuse(metadata, key, "a string was expected");
     return "";
 }

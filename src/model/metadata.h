@@ -36,6 +36,7 @@ float ck_metadata_float(struct ck_metadata *metadata, const char *key, float min
 float ck_metadata_float_or(struct ck_metadata *metadata, const char *key, float min, float max,
                            float fallback);
 
+/* A bool, or an integer 0 or 1. */
 bool ck_metadata_bool_or(struct ck_metadata *metadata, const char *key, bool fallback);
 
 /* Lives as long as the gguf context. */

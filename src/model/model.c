@@ -43,13 +43,15 @@ static void retain(void *context) {
 
 static void release(void *context) {
     struct cellkv_model *model = context;
-    if (atomic_fetch_sub(&model->n_references, 1) == 1)
+    if (atomic_fetch_sub(&model->n_references, 1) == 1) {
         destroy(model);
+    }
 }
 
 void cellkv_model_free(cellkv_model *model) {
-    if (model != NULL)
+    if (model != NULL) {
         release(model);
+    }
 }
 
 /* ---- loading ---- */
@@ -58,15 +60,17 @@ static ggml_backend_dev_t best_device(void) {
     static const enum ggml_backend_dev_type preference[] = {
         GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU, GGML_BACKEND_DEVICE_TYPE_CPU};
     ggml_backend_dev_t device = NULL;
-    for (size_t i = 0; i < sizeof preference / sizeof *preference && device == NULL; i++)
+    for (size_t i = 0; i < sizeof preference / sizeof *preference && device == NULL; i++) {
         device = ggml_backend_dev_by_type(preference[i]);
+    }
     return device;
 }
 
 static cellkv_status find_device(const char *name, ggml_backend_dev_t *device) {
     *device = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
-    if (*device != NULL)
+    if (*device != NULL) {
         return CELLKV_OK;
+    }
     return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "no device is named %s",
                    name != NULL ? name : "(any)");
 }
@@ -75,13 +79,16 @@ static cellkv_status find_architecture(const struct ck_source *source,
                                        const struct ck_architecture **architecture) {
     struct ck_metadata general = {.gguf = source->gguf};
     const char *name = ck_metadata_string(&general, "general.architecture");
-    if (ck_metadata_int_or(&general, "split.count", 0, INT32_MAX, 0) > 1)
+    if (ck_metadata_int_or(&general, "split.count", 0, INT32_MAX, 0) > 1) {
         ck_metadata_refuse(&general, "split.count", "split models are unsupported");
-    if (general.status != CELLKV_OK)
+    }
+    if (general.status != CELLKV_OK) {
         return general.status;
+    }
     *architecture = ck_architecture_find(name);
-    if (*architecture != NULL)
+    if (*architecture != NULL) {
         return CELLKV_OK;
+    }
     char printable[64];
     ck_printable(name, strlen(name), printable, sizeof printable);
     return ck_fail(CELLKV_ERROR_UNKNOWN_ARCHITECTURE, "%s", printable);
@@ -98,15 +105,17 @@ static cellkv_status place_weights(struct cellkv_model *model, const struct ck_s
                                    const cellkv_model_config *config) {
     ggml_backend_dev_t device = NULL;
     cellkv_status status = find_device(config->device, &device);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     struct ck_weights weights;
     ck_weights_begin(&weights, source, model->architecture->name);
     model->architecture->want(&model->decoder, &weights);
     ck_weights_refuse_unknown(&weights);
     status = weights.status;
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = ck_homes_place(&model->homes, &weights, device, config->repack);
+    }
     ck_weights_end(&weights);
     return status;
 }
@@ -114,8 +123,9 @@ static cellkv_status place_weights(struct cellkv_model *model, const struct ck_s
 static cellkv_status describe_layers(struct cellkv_model *model) {
     const int32_t n = model->decoder.n_layers;
     model->layers = ck_calloc((size_t)n, sizeof *model->layers);
-    if (model->layers == NULL)
+    if (model->layers == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "%d layers", n);
+    }
     for (int32_t l = 0; l < n; l++) {
         const struct ck_attention *attention = &model->decoder.layers[l].attention;
         model->layers[l] = (cellkv_layer){.n_kv_heads = attention->n_kv_heads,
@@ -140,14 +150,18 @@ static void count_weights(struct cellkv_model *model, const struct ck_source *so
 static cellkv_status fill(struct cellkv_model *model, struct ck_source *source,
                           const cellkv_model_config *config) {
     cellkv_status status = find_architecture(source, &model->architecture);
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = read_hyperparameters(model, source);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = place_weights(model, source, config);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         status = describe_layers(model);
-    if (status == CELLKV_OK)
+    }
+    if (status == CELLKV_OK) {
         count_weights(model, source);
+    }
     if (model->homes.mapped_bytes > 0) { /* the file stays, the source goes */
         model->file = source->file;
         source->file = NULL;
@@ -166,29 +180,33 @@ static cellkv_status make(struct ck_source *source, const cellkv_model_config *c
         atomic_init(&model->n_references, 1);
         status = fill(model, source, config);
     }
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         *made = model;
-    else if (model != NULL)
+    } else if (model != NULL) {
         destroy(model);
+    }
     ck_source_close(source);
     return status;
 }
 
 static cellkv_status check_config(const cellkv_model_config *config) {
-    if (config->size != sizeof(cellkv_model_config))
+    if (config->size != sizeof(cellkv_model_config)) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config->size is %zu; %zu was expected",
                        config->size, sizeof(cellkv_model_config));
+    }
     return CELLKV_OK;
 }
 
 cellkv_status cellkv_model_load(const char *path, const cellkv_model_config *config,
                                 cellkv_model **model) {
     const cellkv_model_config chosen = config != NULL ? *config : cellkv_model_config_default();
-    if (path == NULL || model == NULL)
+    if (path == NULL || model == NULL) {
         return ck_fail_null(path == NULL ? "path" : "model");
+    }
     cellkv_status status = check_config(&chosen);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
+    }
     struct ck_source source;
     status = ck_source_open(path, chosen.use_mmap, &source);
     return status == CELLKV_OK ? make(&source, &chosen, model) : status;
@@ -196,12 +214,15 @@ cellkv_status cellkv_model_load(const char *path, const cellkv_model_config *con
 
 static cellkv_status check_counts(const void *values, int32_t n_values, const void *arrays,
                                   int32_t n_arrays) {
-    if (n_values < 0 || n_arrays < 0)
+    if (n_values < 0 || n_arrays < 0) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "a negative count");
-    if (values == NULL && n_values > 0)
+    }
+    if (values == NULL && n_values > 0) {
         return ck_fail_null("values");
-    if (arrays == NULL && n_arrays > 0)
+    }
+    if (arrays == NULL && n_arrays > 0) {
         return ck_fail_null("arrays");
+    }
     return CELLKV_OK;
 }
 
@@ -209,13 +230,16 @@ cellkv_status cellkv_model_from_arrays(const cellkv_model_value *values, int32_t
                                        const cellkv_model_array *arrays, int32_t n_arrays,
                                        const cellkv_model_config *config, cellkv_model **model) {
     const cellkv_model_config chosen = config != NULL ? *config : cellkv_model_config_default();
-    if (model == NULL)
+    if (model == NULL) {
         return ck_fail_null("model");
+    }
     cellkv_status status = check_config(&chosen);
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = check_counts(values, n_values, arrays, n_arrays);
-    if (status != CELLKV_OK)
+    }
+    if (status != CELLKV_OK) {
         return status;
+    }
     struct ck_source source;
     status = ck_source_from_arrays(values, n_values, arrays, n_arrays, &source);
     return status == CELLKV_OK ? make(&source, &chosen, model) : status;
@@ -224,11 +248,13 @@ cellkv_status cellkv_model_from_arrays(const cellkv_model_value *values, int32_t
 /* ---- use ---- */
 
 cellkv_status cellkv_model_get_info(const cellkv_model *model, cellkv_model_info *info) {
-    if (model == NULL || info == NULL)
+    if (model == NULL || info == NULL) {
         return ck_fail_null(model == NULL ? "model" : "info");
-    if (info->size != sizeof *info)
+    }
+    if (info->size != sizeof *info) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "info->size is %zu; %zu was expected",
                        info->size, sizeof *info);
+    }
     const struct ck_decoder *decoder = &model->decoder;
     *info = (cellkv_model_info){
         .size = sizeof *info,
@@ -253,8 +279,9 @@ static cellkv_status build(void *context, cellkv_graph *graph) {
 }
 
 cellkv_status cellkv_model_program(cellkv_model *model, cellkv_program *program) {
-    if (model == NULL || program == NULL)
+    if (model == NULL || program == NULL) {
         return ck_fail_null(model == NULL ? "model" : "program");
+    }
     *program = (cellkv_program){
         .size = sizeof *program,
         .context = model,
@@ -271,15 +298,18 @@ cellkv_status cellkv_model_program(cellkv_model *model, cellkv_program *program)
 
 cellkv_status cellkv_model_new_cache(const cellkv_model *model, const cellkv_cache_config *config,
                                      cellkv_type type_k, cellkv_type type_v, cellkv_cache **cache) {
-    if (model == NULL || config == NULL || cache == NULL)
+    if (model == NULL || config == NULL || cache == NULL) {
         return ck_fail_null(model == NULL ? "model" : config == NULL ? "config" : "cache");
-    if (config->size != sizeof *config)
+    }
+    if (config->size != sizeof *config) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config->size is %zu; %zu was expected",
                        config->size, sizeof *config);
+    }
     const int32_t n = model->decoder.n_layers;
     cellkv_layer *layers = ck_malloc((size_t)n * sizeof *layers);
-    if (layers == NULL)
+    if (layers == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "%d layers", n);
+    }
     for (int32_t l = 0; l < n; l++) {
         layers[l] = model->layers[l];
         layers[l].type_k = type_k;

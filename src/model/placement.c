@@ -16,8 +16,9 @@ static ggml_backend_buffer_type_t repacked_type(ggml_backend_dev_t device) {
         ggml_backend_reg_get_proc_address(registry, "ggml_backend_dev_get_extra_bufts");
     ggml_backend_buffer_type_t *type = list != NULL ? list(device) : NULL;
     while (type != NULL && *type != NULL &&
-           strcmp(ggml_backend_buft_name(*type), "CPU_REPACK") != 0)
+           strcmp(ggml_backend_buft_name(*type), "CPU_REPACK") != 0) {
         type++;
+    }
     return type != NULL ? *type : NULL;
 }
 
@@ -40,13 +41,15 @@ static size_t largest_tensor(const struct ck_source *source) {
 static void open_mapped(struct ck_home *home, ggml_backend_dev_t device,
                         const struct ck_source *source) {
     const uint8_t *mapping = source->file != NULL ? ck_file_mapping(source->file) : NULL;
-    if (mapping == NULL || !can_map(device))
+    if (mapping == NULL || !can_map(device)) {
         return;
+    }
     home->probe = ggml_backend_dev_buffer_from_host_ptr(device, (void *)(uintptr_t)mapping,
                                                         (size_t)ck_file_size(source->file),
                                                         largest_tensor(source));
-    if (home->probe == NULL)
+    if (home->probe == NULL) {
         return;
+    }
     ggml_backend_buffer_set_usage(home->probe, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     home->mapped = true;
     home->device = device;
@@ -54,11 +57,13 @@ static void open_mapped(struct ck_home *home, ggml_backend_dev_t device,
 
 static void open_typed(struct ck_home *home, ggml_backend_dev_t device,
                        ggml_backend_buffer_type_t type) {
-    if (type == NULL)
+    if (type == NULL) {
         return;
+    }
     home->probe = ggml_backend_buft_alloc_buffer(type, 0);
-    if (home->probe == NULL)
+    if (home->probe == NULL) {
         return;
+    }
     home->type = type;
     home->device = device;
 }
@@ -66,12 +71,14 @@ static void open_typed(struct ck_home *home, ggml_backend_dev_t device,
 static void open_homes(struct ck_home *homes, const struct ck_source *source,
                        ggml_backend_dev_t device, bool repack) {
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (repack)
+    if (repack) {
         open_typed(&homes[CK_HOME_REPACKED], device, repacked_type(device));
+    }
     open_mapped(&homes[CK_HOME_DEVICE_MAPPED], device, source);
     open_typed(&homes[CK_HOME_DEVICE], device, ggml_backend_dev_buffer_type(device));
-    if (cpu == NULL || cpu == device)
+    if (cpu == NULL || cpu == device) {
         return;
+    }
     open_mapped(&homes[CK_HOME_CPU_MAPPED], cpu, source);
     open_typed(&homes[CK_HOME_CPU], cpu, ggml_backend_dev_buffer_type(cpu));
 }
@@ -130,12 +137,15 @@ static bool supports_use(const struct ck_home *home, const struct ck_stored_tens
 static bool takes(const struct ck_homes *homes, int kind, const struct ck_source *source,
                   const struct ck_weight *weight, const struct ck_stored_tensor *stored) {
     const struct ck_home *home = &homes->homes[kind];
-    if (home->device == NULL)
+    if (home->device == NULL) {
         return false;
-    if (kind == CK_HOME_REPACKED && weight->use != CK_USE_MATMUL)
+    }
+    if (kind == CK_HOME_REPACKED && weight->use != CK_USE_MATMUL) {
         return false;
-    if (home->mapped && needs_conversion(stored, weight->use))
+    }
+    if (home->mapped && needs_conversion(stored, weight->use)) {
         return false;
+    }
     return supports_use(home, stored, weight->use, ck_source_mapping(source, weight->tensor));
 }
 
@@ -143,9 +153,11 @@ static cellkv_status choose(const struct ck_homes *homes, const struct ck_weight
                             int64_t i, int *kind) {
     const struct ck_weight *weight = &weights->items[i];
     const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
-    for (*kind = 0; *kind < CK_N_HOMES; ++*kind)
-        if (takes(homes, *kind, weights->source, weight, &stored))
+    for (*kind = 0; *kind < CK_N_HOMES; ++*kind) {
+        if (takes(homes, *kind, weights->source, weight, &stored)) {
             return CELLKV_OK;
+        }
+    }
     return ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s: no device here computes with type %s", stored.name,
                    ggml_type_name(stored.type));
 }
@@ -155,8 +167,9 @@ static cellkv_status choose_all(struct ck_homes *homes, const struct ck_weights 
     cellkv_status status = CELLKV_OK;
     for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++) {
         status = choose(homes, weights, i, &kinds[i]);
-        if (status == CELLKV_OK)
+        if (status == CELLKV_OK) {
             homes->homes[kinds[i]].n_tensors++;
+        }
     }
     return status;
 }
@@ -166,12 +179,14 @@ static cellkv_status choose_all(struct ck_homes *homes, const struct ck_weights 
 static cellkv_status open_contexts(struct ck_homes *homes) {
     for (int kind = 0; kind < CK_N_HOMES; kind++) {
         struct ck_home *home = &homes->homes[kind];
-        if (home->n_tensors == 0)
+        if (home->n_tensors == 0) {
             continue;
+        }
         const size_t size = (size_t)home->n_tensors * ggml_tensor_overhead();
         home->context_memory = ck_malloc(size);
-        if (home->context_memory == NULL)
+        if (home->context_memory == NULL) {
             return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "describing the weights");
+        }
         home->context = ggml_init((struct ggml_init_params){
             .mem_size = size, .mem_buffer = home->context_memory, .no_alloc = true});
     }
@@ -181,9 +196,11 @@ static cellkv_status open_contexts(struct ck_homes *homes) {
 /* An earlier weight that is the same tensor in the same home (a tied head): they share it. */
 static struct ggml_tensor *find_twin(const struct ck_weights *weights, const int *kinds,
                                      int64_t i) {
-    for (int64_t j = 0; j < i; j++)
-        if (weights->items[j].tensor == weights->items[i].tensor && kinds[j] == kinds[i])
+    for (int64_t j = 0; j < i; j++) {
+        if (weights->items[j].tensor == weights->items[i].tensor && kinds[j] == kinds[i]) {
             return *weights->items[j].slot;
+        }
+    }
     return NULL;
 }
 
@@ -199,13 +216,16 @@ static void describe(struct ck_home *home, const struct ck_weights *weights,
 static cellkv_status allocate(struct ck_homes *homes) {
     for (int kind = 0; kind < CK_N_HOMES; kind++) {
         struct ck_home *home = &homes->homes[kind];
-        if (home->n_tensors == 0 || home->mapped)
+        if (home->n_tensors == 0 || home->mapped) {
             continue;
-        if (!ck_allocation_should_fail())
+        }
+        if (!ck_allocation_should_fail()) {
             home->buffer = ggml_backend_alloc_ctx_tensors_from_buft(home->context, home->type);
-        if (home->buffer == NULL)
+        }
+        if (home->buffer == NULL) {
             return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "a buffer of %s for %lld weights",
                            ggml_backend_buft_name(home->type), (long long)home->n_tensors);
+        }
         ggml_backend_buffer_set_usage(home->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     }
     return CELLKV_OK;
@@ -215,19 +235,22 @@ static cellkv_status allocate(struct ck_homes *homes) {
 static cellkv_status read_apart(const struct ck_source *source, int64_t tensor, void **bytes) {
     const struct ck_stored_tensor stored = ck_source_tensor(source, tensor);
     *bytes = ck_malloc(stored.n_bytes);
-    if (*bytes == NULL)
+    if (*bytes == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "reading %s", stored.name);
+    }
     const cellkv_status status = ck_source_read(source, tensor, *bytes);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         ck_free(*bytes);
+    }
     return status;
 }
 
 static cellkv_status convert(void *stored_bytes, const struct ck_stored_tensor *stored,
                              struct ggml_tensor *tensor) {
     float *converted = ck_malloc(ggml_nbytes(tensor));
-    if (converted == NULL)
+    if (converted == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "converting %s", stored->name);
+    }
     ggml_get_type_traits(stored->type)->to_float(stored_bytes, converted, ggml_nelements(tensor));
     ggml_backend_tensor_set(tensor, converted, 0, ggml_nbytes(tensor));
     ck_free(converted);
@@ -238,8 +261,9 @@ static cellkv_status copy(const struct ck_weights *weights, const struct ck_weig
     struct ggml_tensor *tensor = *weight->slot;
     const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
     const bool as_stored = tensor->type == stored.type;
-    if (as_stored && ggml_backend_buffer_is_host(tensor->buffer))
+    if (as_stored && ggml_backend_buffer_is_host(tensor->buffer)) {
         return ck_source_read(weights->source, weight->tensor, tensor->data);
+    }
     const uint8_t *mapping = ck_source_mapping(weights->source, weight->tensor);
     if (as_stored && mapping != NULL) {
         ggml_backend_tensor_set(tensor, mapping, 0, stored.n_bytes);
@@ -247,12 +271,14 @@ static cellkv_status copy(const struct ck_weights *weights, const struct ck_weig
     }
     void *bytes = NULL;
     cellkv_status status = read_apart(weights->source, weight->tensor, &bytes);
-    if (status != CELLKV_OK)
+    if (status != CELLKV_OK) {
         return status;
-    if (as_stored)
+    }
+    if (as_stored) {
         ggml_backend_tensor_set(tensor, bytes, 0, stored.n_bytes);
-    else
+    } else {
         status = convert(bytes, &stored, tensor);
+    }
     ck_free(bytes);
     return status;
 }
@@ -262,15 +288,18 @@ static cellkv_status fill(struct ck_homes *homes, int kind, const struct ck_weig
                           const struct ck_weight *weight) {
     const struct ck_home *home = &homes->homes[kind];
     struct ggml_tensor *tensor = *weight->slot;
-    if (kind == CK_HOME_REPACKED)
+    if (kind == CK_HOME_REPACKED) {
         homes->repacked_bytes += (int64_t)ggml_nbytes(tensor);
-    if (!home->mapped)
+    }
+    if (!home->mapped) {
         return copy(weights, weight);
+    }
     homes->mapped_bytes += (int64_t)ggml_nbytes(tensor);
     void *bytes = (void *)(uintptr_t)ck_source_mapping(weights->source, weight->tensor);
-    if (ggml_backend_tensor_alloc(home->probe, tensor, bytes) != GGML_STATUS_SUCCESS)
+    if (ggml_backend_tensor_alloc(home->probe, tensor, bytes) != GGML_STATUS_SUCCESS) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "%s: the device does not take its mapping",
                        tensor->name);
+    }
     return CELLKV_OK;
 }
 
@@ -280,16 +309,20 @@ static cellkv_status move_in(struct ck_homes *homes, const struct ck_weights *we
     for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++) {
         struct ggml_tensor *twin = find_twin(weights, kinds, i);
         shared[i] = twin != NULL;
-        if (shared[i])
+        if (shared[i]) {
             *weights->items[i].slot = twin;
-        else
+        } else {
             describe(&homes->homes[kinds[i]], weights, &weights->items[i]);
+        }
     }
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = allocate(homes);
-    for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++)
-        if (!shared[i])
+    }
+    for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++) {
+        if (!shared[i]) {
             status = fill(homes, kinds[i], weights, &weights->items[i]);
+        }
+    }
     return status;
 }
 
@@ -299,16 +332,19 @@ cellkv_status ck_homes_place(struct ck_homes *homes, const struct ck_weights *we
     int *kinds = ck_calloc((size_t)weights->n, sizeof *kinds);
     bool *shared = ck_calloc((size_t)weights->n, sizeof *shared);
     cellkv_status status = CELLKV_OK;
-    if (kinds == NULL || shared == NULL)
+    if (kinds == NULL || shared == NULL) {
         status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "placing the weights");
+    }
     if (status == CELLKV_OK) {
         open_homes(homes->homes, weights->source, device, repack);
         status = choose_all(homes, weights, kinds);
     }
-    if (status == CELLKV_OK)
+    if (status == CELLKV_OK) {
         status = move_in(homes, weights, kinds, shared);
-    if (status != CELLKV_OK)
+    }
+    if (status != CELLKV_OK) {
         ck_homes_free(homes);
+    }
     ck_free(kinds);
     ck_free(shared);
     return status;

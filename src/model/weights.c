@@ -53,8 +53,9 @@ void ck_weights_begin(struct ck_weights *weights, const struct ck_source *source
                       const char *architecture) {
     *weights = (struct ck_weights){.source = source, .architecture = architecture};
     weights->known = ck_calloc((size_t)gguf_get_n_tensors(source->gguf) + 1, sizeof(bool));
-    if (weights->known == NULL)
+    if (weights->known == NULL) {
         weights->status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "listing the weights");
+    }
 }
 
 void ck_weights_end(struct ck_weights *weights) {
@@ -70,8 +71,9 @@ static bool ok(const struct ck_weights *weights) {
 static void check_shape(struct ck_weights *weights, const struct ck_stored_tensor *stored,
                         int64_t ne0, int64_t ne1) {
     const int64_t *ne = stored->ne;
-    if (ne[0] == ne0 && ne[1] == ne1 && ne[2] == 1 && ne[3] == 1)
+    if (ne[0] == ne0 && ne[1] == ne1 && ne[2] == 1 && ne[3] == 1) {
         return;
+    }
     weights->status = ck_fail(CELLKV_ERROR_BAD_TENSOR,
                               "%s has shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
                               "]; [%" PRId64 ", %" PRId64 ", 1, 1] was expected",
@@ -80,8 +82,9 @@ static void check_shape(struct ck_weights *weights, const struct ck_stored_tenso
 
 static void check_type(struct ck_weights *weights, const struct ck_stored_tensor *stored,
                        enum ck_use use) {
-    if (use == CK_USE_VECTOR ? is_vector_type(stored->type) : is_matrix_type(stored->type))
+    if (use == CK_USE_VECTOR ? is_vector_type(stored->type) : is_matrix_type(stored->type)) {
         return;
+    }
     weights->status =
         ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s has type %s; %s was expected", stored->name,
                 ggml_type_name(stored->type),
@@ -105,8 +108,9 @@ static void append(struct ck_weights *weights, const struct ck_weight *weight) {
 /* The tensor of this name; -1: none, or an earlier failure. */
 static int64_t find(struct ck_weights *weights, const char *name) {
     const int64_t tensor = ok(weights) ? gguf_find_tensor(weights->source->gguf, name) : -1;
-    if (tensor >= 0)
+    if (tensor >= 0) {
         weights->known[tensor] = true;
+    }
     return tensor;
 }
 
@@ -114,15 +118,18 @@ static void want(struct ck_weights *weights, const struct ck_weight *weight, int
                  int64_t ne1) {
     const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
     check_shape(weights, &stored, ne0, ne1);
-    if (ok(weights))
+    if (ok(weights)) {
         check_type(weights, &stored, weight->use);
-    if (ok(weights))
+    }
+    if (ok(weights)) {
         append(weights, weight);
+    }
 }
 
 static void fail_missing(struct ck_weights *weights, const char *name) {
-    if (ok(weights))
+    if (ok(weights)) {
         weights->status = ck_fail(CELLKV_ERROR_MISSING_TENSOR, "%s", name);
+    }
 }
 
 #define FORMAT_NAME(text, format)                                                                  \
@@ -138,18 +145,20 @@ void ck_want(struct ck_weights *weights, struct ggml_tensor **slot, enum ck_use 
              int64_t ne1, const char *name, ...) {
     FORMAT_NAME(text, name);
     const int64_t tensor = find(weights, text);
-    if (tensor < 0)
+    if (tensor < 0) {
         fail_missing(weights, text);
-    else
+    } else {
         want(weights, &(struct ck_weight){tensor, use, slot}, ne0, ne1);
+    }
 }
 
 bool ck_want_optional(struct ck_weights *weights, struct ggml_tensor **slot, enum ck_use use,
                       int64_t ne0, int64_t ne1, const char *name, ...) {
     FORMAT_NAME(text, name);
     const int64_t tensor = find(weights, text);
-    if (tensor >= 0)
+    if (tensor >= 0) {
         want(weights, &(struct ck_weight){tensor, use, slot}, ne0, ne1);
+    }
     return tensor >= 0;
 }
 
@@ -160,11 +169,13 @@ void ck_ignore(struct ck_weights *weights, const char *name, ...) {
 
 void ck_weights_refuse_unknown(struct ck_weights *weights) {
     const int64_t n = gguf_get_n_tensors(weights->source->gguf);
-    for (int64_t i = 0; i < n && ok(weights); i++)
-        if (!weights->known[i])
+    for (int64_t i = 0; i < n && ok(weights); i++) {
+        if (!weights->known[i]) {
             weights->status =
                 ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s is no tensor of the architecture %s",
                         gguf_get_tensor_name(weights->source->gguf, i), weights->architecture);
+        }
+    }
 }
 
 int64_t ck_weights_length(struct ck_weights *weights, const char *name, int dimension) {
