@@ -17,8 +17,11 @@ bin   := $(venv)/bin
 build := build
 export PATH := $(CURDIR)/$(bin):$(PATH)
 
-library := libcellkv.$(if $(filter Darwin,$(shell uname -s)),dylib,so)
-in_tree  = CELLKV_LIBRARY=$(CURDIR)/$(build)/$(1)/src/$(library) PYTHONPATH=$(CURDIR)/python
+# The library under test; with the submodule's hidden ggml, one that holds the tests' program too.
+suffix  := $(if $(filter Darwin,$(shell uname -s)),dylib,so)
+library  = $(lastword $(build)/$(1)/src/libcellkv.$(suffix) \
+	$(shell ls $(build)/$(1)/tests/c/libcellkv_table_program.$(suffix) 2>/dev/null))
+in_tree  = CELLKV_LIBRARY=$(CURDIR)/$(call library,$(1)) PYTHONPATH=$(CURDIR)/python
 cmake   := $(if $(wildcard third_party/ggml/CMakeLists.txt),$(venv)/.has-submodule)
 c_files  = $(shell find include src tests/c tests/consumer examples -name '*.[ch]' -o -name '*.cpp')
 
@@ -90,14 +93,14 @@ test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(venv)/.ha
 	$(call in_tree,sanitize) LD_PRELOAD="$(preload)" ASAN_OPTIONS=detect_leaks=0 \
 		UBSAN_OPTIONS=print_stacktrace=1 $(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)
 
-test-submodule: $(venv)/.has-build $(venv)/.has-submodule $(venv)/.has-project ## a build with ggml linked statically
+test-submodule: $(venv)/.has-build $(venv)/.has-submodule $(venv)/.has-project $(venv)/.has-test ## a build with ggml linked statically
 	scripts/test-submodule.sh $(bin)/python
 
 test-wheel: $(venv)/.has-build ## the wheel and the installed library, used from outside
 	scripts/test-wheel.sh $(bin)/python
 
 mutants: $(venv)/.has-build $(venv)/.has-project $(venv)/.has-test ## the tests against broken copies
-	scripts/mutants.sh
+	$(bin)/python scripts/mutants.py
 
 clean: ## removes what was built; .venv stays
 	rm -rf $(build)
