@@ -16,7 +16,7 @@ echo "== ggml sources of libggml-python $version"
     --no-binary libggml-python "libggml-python==$version" --dest "$work"
 tar xf "$work"/libggml_python-*.tar.gz -C "$work"
 mkdir -p "$work/tree/third_party"
-(cd "$tree" && tar cf - --exclude=__pycache__ LICENSE include meson meson.build meson.options python scripts src tests examples) |
+(cd "$tree" && tar cf - --exclude=__pycache__ LICENSE pyproject.toml include meson meson.build meson.options python scripts src tests examples) |
     tar xf - -C "$work/tree"
 mv "$work"/libggml_python-*/ggml "$work/tree/third_party/ggml"
 
@@ -38,5 +38,8 @@ fi
 
 echo "== C and Python"
 "$python" -m mesonbuild.mesonmain test -C "$work/build" --no-rebuild --print-errorlogs
-CELLKV_LIBRARY="$library" PYTHONPATH="$work/tree/python" "$python" "$tree/tests/consumer/main.py"
+export PYTHONPATH="$work/tree/python"
+CELLKV_LIBRARY="$library" "$python" "$tree/tests/consumer/main.py"
+CELLKV_LIBRARY=$(ls "$work"/build/tests/c/libcellkv_table_program.*[!p]) \
+    "$python" -m pytest -q -p no:cacheprovider "$work/tree/tests/test_founding.py"
 echo "test-submodule: passed"

@@ -45,10 +45,11 @@ class _CLayer(ctypes.Structure):
 
 
 def _load() -> ctypes.CDLL:
-    """The library of test programs, built beside the library under test."""
-    build = Path(os.environ["CELLKV_LIBRARY"]).resolve().parent.parent
-    found = sorted((build / "tests" / "c").glob("libtable_program.*"))
-    library = ctypes.CDLL(str(next(path for path in found if path.suffix in {".so", ".dylib"})))
+    """The library of test programs: built beside the library under test, or one with it."""
+    path = Path(os.environ["CELLKV_LIBRARY"]).absolute()
+    if "table_program" not in path.name:
+        path = path.parent.parent / "tests" / "c" / f"libtable_program{path.suffix}"
+    library = ctypes.CDLL(str(path))
     library.table_program_new.restype = ctypes.c_void_p
     library.table_program_new.argtypes = (
         ctypes.c_char_p,
