@@ -78,12 +78,13 @@ lint: $(venv)/.has-project $(venv)/.has-lint ## ruff, mypy, clang-format
 	$(bin)/ruff check
 	$(bin)/ruff format --check
 	$(bin)/mypy --strict python/cellkv
-	$(bin)/clang-format --dry-run -Werror $(c_files)
+	@echo clang-format
+	@$(bin)/clang-format --dry-run -Werror $(c_files)
 
 format: $(venv)/.has-lint ## rewrites the sources as lint wants them
 	$(bin)/ruff check --fix-only
 	$(bin)/ruff format
-	$(bin)/clang-format -i $(c_files)
+	@$(bin)/clang-format -i $(c_files)
 
 # Python loads the library late, so the sanitizers' runtimes come first. Leaks are looked for in the
 # C programs only: the interpreter keeps memory on purpose.
