@@ -68,8 +68,7 @@ static cellkv_status check_layer(const cellkv_layer *layer, int32_t index) {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
         if (fields[i].value < fields[i].least || fields[i].value > fields[i].most) {
             return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: %s is %d, not in [%d, %d]",
-                           index, fields[i].name, fields[i].value, fields[i].least,
-                           fields[i].most);
+                           index, fields[i].name, fields[i].value, fields[i].least, fields[i].most);
         }
     }
     if (!is_type(layer->type_k) || !is_type(layer->type_v)) {
