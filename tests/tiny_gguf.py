@@ -132,11 +132,12 @@ def write(
     metadata: Mapping[str, Any],
     tensors: Mapping[str, npt.NDArray[Any]],
     types: Mapping[str, int] | None = None,
+    alignment: int = 32,
 ) -> Path:
     """Write a GGUF file. A tensor with a type is given as that type's bytes, uint8 [out, bytes]."""
-    architecture = metadata.get("general.architecture", "llama")
-    writer = gguf.GGUFWriter(path, architecture)
-    del writer.kv_data[0]["general.architecture"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.kv_data[0].clear()  # the architecture it has put there
+    writer.data_alignment = alignment
     for key, value in metadata.items():
         writer.add_key_value(key, value, *_value_types(value))
     for name, tensor in tensors.items():

@@ -25,7 +25,7 @@ struct ck_architecture {
 
 extern const struct ck_architecture ck_architecture_llama;
 
-/* The architecture of this name; NULL: none here. */
-const struct ck_architecture *ck_architecture_find(const char *name);
+/* The architecture of this name. Returns CELLKV_OK or CELLKV_ERROR_UNKNOWN_ARCHITECTURE. */
+cellkv_status ck_architecture_find(const char *name, const struct ck_architecture **found);
 
 #endif

@@ -4,10 +4,12 @@
 #include "file.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "cells/error.h"
 #include "cells/memory.h"
@@ -18,6 +20,20 @@ struct ck_file {
     uint64_t at;      /* where the stream stands: reading on needs no seek */
     uint8_t *mapping; /* [size]; NULL: not mapped */
 };
+
+/* Without O_NONBLOCK, opening a pipe would wait for its writer; a regular file is read all the
+ * same. */
+static FILE *open_stream(const char *path) {
+    const int descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) {
+        return NULL;
+    }
+    FILE *stream = fdopen(descriptor, "rb");
+    if (stream == NULL) {
+        close(descriptor);
+    }
+    return stream;
+}
 
 static cellkv_status measure(struct ck_file *file, const char *path) {
     struct stat info;
@@ -50,7 +66,7 @@ cellkv_status ck_file_open(const char *path, bool map, struct ck_file **opened) 
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "opening %s", path);
     }
     cellkv_status status = CELLKV_OK;
-    file->stream = fopen(path, "rb");
+    file->stream = open_stream(path);
     if (file->stream == NULL) {
         status = ck_fail(CELLKV_ERROR_FILE, "%s: %s", path, strerror(errno));
     } else {

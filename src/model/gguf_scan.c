@@ -255,7 +255,7 @@ static void scan_tensors(struct scan *scan, uint64_t n_tensors, uint64_t data_li
 static void scan_tensors_and_data(struct scan *scan, uint64_t n_tensors) {
     const uint64_t list = scan->at;
     const uint64_t size = ck_file_size(scan->file);
-    scan_tensors(scan, n_tensors, size);
+    scan_tensors(scan, n_tensors, INT64_MAX);
     const uint64_t data = pad(scan, scan->at);
     scan->at = list;
     scan_tensors(scan, n_tensors, data < size ? size - data : 0);

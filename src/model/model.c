@@ -2,12 +2,10 @@
 #include <cellkv/model.h>
 
 #include <stdatomic.h>
-#include <string.h>
 
 #include "architecture.h"
 #include "cells/error.h"
 #include "cells/memory.h"
-#include "gguf_scan.h"
 #include "placement.h"
 
 struct cellkv_model {
@@ -85,13 +83,7 @@ static cellkv_status find_architecture(const struct ck_source *source,
     if (general.status != CELLKV_OK) {
         return general.status;
     }
-    *architecture = ck_architecture_find(name);
-    if (*architecture != NULL) {
-        return CELLKV_OK;
-    }
-    char printable[64];
-    ck_printable(name, strlen(name), printable, sizeof printable);
-    return ck_fail(CELLKV_ERROR_UNKNOWN_ARCHITECTURE, "%s", printable);
+    return ck_architecture_find(name, architecture);
 }
 
 static cellkv_status read_hyperparameters(struct cellkv_model *model,
