@@ -87,12 +87,14 @@ format: $(venv)/.has-lint ## rewrites the sources as lint wants them
 	@$(bin)/clang-format -i $(c_files)
 
 # Python loads the library late, so the sanitizers' runtimes come first. Leaks are looked for in the
-# C programs only: the interpreter keeps memory on purpose.
+# C programs only: the interpreter keeps memory on purpose. A calloc that fails is the library's to
+# answer, not the sanitizer's.
 preload = $(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libstdc++.so.6)
+asan    = ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=$(1) UBSAN_OPTIONS=print_stacktrace=1
 test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(venv)/.has-model ## SUITE under ASan and UBSan
-	ASAN_OPTIONS=detect_leaks=1 $(bin)/meson test -C $(build)/sanitize --no-rebuild --print-errorlogs
-	$(call in_tree,sanitize) LD_PRELOAD="$(preload)" ASAN_OPTIONS=detect_leaks=0 \
-		UBSAN_OPTIONS=print_stacktrace=1 $(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)
+	$(call asan,1) $(bin)/meson test -C $(build)/sanitize --no-rebuild --print-errorlogs
+	$(call in_tree,sanitize) $(call asan,0) LD_PRELOAD="$(preload)" \
+		$(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)
 
 test-submodule: $(venv)/.has-build $(venv)/.has-submodule $(venv)/.has-project $(venv)/.has-test ## a build with ggml linked statically
 	scripts/test-submodule.sh $(bin)/python
