@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import textwrap
@@ -197,6 +198,7 @@ def test_an_executors_configuration_is_checked(program: TableProgram, storage: C
     invalid = cellkv.InvalidArgumentError
     for options, error in (
         ({"cache": None}, invalid),
+        ({"cache": 3}, TypeError),
         ({"cache_key": 1}, invalid),
         ({"cache": None, "cache_key": 2**40}, cellkv.UnknownKeyError),
         ({"program": 0}, invalid),
@@ -717,6 +719,20 @@ def run_script(root: Path, script: str) -> str:
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; import cellkv"],
+        env={**os.environ, "CELLKV_LIBRARY": str(tmp_path / "no-library.so")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "ImportError" in done.stderr
+    assert "no-library.so" in done.stderr
+    assert "CELLKV_LIBRARY" in done.stderr
 
 
 def test_objects_may_be_closed_or_dropped_in_any_order(root: Path) -> None:

@@ -32,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="eight questions to one model, answered together")
     demo.add_argument("--model", metavar="PATH", help="a GGUF chat model; default SmolLM2-135M")
     demo.add_argument("--plain", action="store_true", help="lines instead of panels")
-    demo.add_argument("--max-tokens", type=_positive, default=64, metavar="N", help="per answer")
+    demo.add_argument("--max-tokens", type=_positive, default=96, metavar="N", help="per answer")
     demo.add_argument("--threads", type=int, default=0, metavar="N", help="default: one per core")
     demo.set_defaults(command=_demo)
 

@@ -45,20 +45,20 @@ SYSTEM = (
 )
 QUESTIONS = (
     "Why is the sky blue?",
-    "What do bees make, and why?",
+    "What do bees make?",
     "Who invented the light bulb?",
-    "How does a bird stay in the air?",
-    "What is a volcano?",
-    "Why do we have day and night?",
-    "What did dinosaurs eat?",
-    "How does a magnet work?",
+    "What is photosynthesis?",
+    "What is gravity?",
+    "What is a fossil?",
+    "How does a steam engine work?",
+    "What causes a rainbow?",
 )
-ASKED_AGAIN = "Why do leaves turn red in autumn?"
-NEWCOMER = "What is the largest planet?"
+ASKED_AGAIN = "What are clouds made of?"
+NEWCOMER = "How far away is the sun?"
 
 PREFILL_CHUNK = 32
 REWIND_AT, CLOSE_AT = 10, 16  # steps of decoding
-ALONE_SESSIONS, ALONE_TOKENS = 2, 24
+ALONE_SESSIONS, ALONE_TOKENS = 2, 32
 
 
 def find_smollm2() -> Path | None:
@@ -282,7 +282,7 @@ class Desk:
         n_tokens, seconds = 0, 0.0
         longest = sorted(self.sessions, key=lambda session: len(session.answer))
         for session in longest[-ALONE_SESSIONS:]:
-            with self._model.new_cache(initial_rows=1) as cache, self._new_executor(cache) as one:
+            with self._model.new_cache() as cache, self._new_executor(cache) as one:
                 seq = cache.open()
                 one.run(session.prompt, seq, outputs=[])
                 start = time.perf_counter()

@@ -103,6 +103,8 @@ class Executor:
         config.cache_key = 0 if cache_key is None else as_int(cache_key, "cache_key", np.int64)
         if (cache is None) == (cache_key is None):
             raise InvalidArgumentError("give either cache or cache_key")
+        if cache is not None and not isinstance(cache, Cache):
+            raise TypeError(f"cache is {type(cache).__name__}, a Cache is expected")
         if isinstance(strategy, str):
             strategies = {member.name.lower(): member.value for member in Strategy}
             config.strategy = by_name(strategy, strategies, "strategy")
