@@ -8,7 +8,13 @@
 #include "cells/error.h"
 #include "cells/memory.h"
 
-enum { MAX_DEFAULT_THREADS = 16 };
+enum {
+    MAX_DEFAULT_THREADS = 16,
+    /* How long idle threads wait for the next graph before they sleep, in ggml's unit: a few
+     * milliseconds, enough to sample and come back. ggml's default of 50 keeps the cores busy for a
+     * third of a second after each step, at the cost of whatever else runs there. */
+    POLL = 1,
+};
 
 typedef void (*any_function)(void);
 
@@ -50,6 +56,7 @@ static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
         return;
     }
     struct ggml_threadpool_params params = ggml_threadpool_params_default(devices->n_threads);
+    params.poll = POLL;
     devices->threads = new_threads(&params);
     set_threads(backend, devices->threads);
 }
