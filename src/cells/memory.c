@@ -41,7 +41,7 @@ void *ck_malloc(size_t size) {
 }
 
 void *ck_calloc(size_t count, size_t size) {
-    if (ck_allocation_should_fail()) {
+    if (ck_allocation_should_fail() || (size && count > SIZE_MAX / size)) {
         return NULL;
     }
     return count && size ? calloc(count, size) : calloc(1, 1);

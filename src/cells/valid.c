@@ -80,8 +80,6 @@ static bool trim_valid(const struct ck_cells *cells, const struct ck_sequence *s
     if (cells->table.positions[sequence->cells[0]] < sequence->trimmed) {
         return broken("what was trimmed is gone", slot);
     }
-    /* With a window of 1 the next token sees only itself, so this holds of the last cell's keeping.
-     */
     if (end - cells->window + 1 < sequence->trimmed) {
         return broken("the next token sees nothing that was trimmed", slot);
     }
@@ -182,22 +180,24 @@ static bool scratch_valid(const struct ck_cells *cells) {
     return true;
 }
 
-enum { SMALL = 4096 }; /* cells, of tables that are checked after each mutation */
+enum { COUNTABLE = 4096 }; /* cells, of tables whose owners are counted */
 
 bool ck_cells_valid(const struct ck_cells *cells) {
-    uint16_t memberships[SMALL];
+    uint16_t memberships[COUNTABLE];
     return table_valid(&cells->table) && sequences_valid(cells) &&
-           (cells->table.capacity > SMALL || owners_valid(cells, memberships)) &&
+           (cells->table.capacity > COUNTABLE || owners_valid(cells, memberships)) &&
            step_valid(cells) && scratch_valid(cells);
 }
 
 #ifdef CELLKV_CHECKS
 
-/* Of larger tables only every so many mutations are checked. */
+/* Of a small structure every mutation is checked, of a larger one fewer: the cost of a mutation
+ * stays about the same. */
 void ck_cells_check(const struct ck_cells *cells) {
+    enum { SMALL = 512 };
     static _Thread_local uint32_t n_mutations;
-    if (cells->table.capacity <= SMALL &&
-        (cells->table.capacity <= 512 || n_mutations++ % 16 == 0)) {
+    int32_t size = cells->table.capacity + cells->sequences.n_touched;
+    if (n_mutations++ % (uint32_t)(1 + size / SMALL) == 0) {
         assert(ck_cells_valid(cells));
     }
 }
