@@ -117,7 +117,7 @@ static cellkv_status check_declared(const struct ck_cells *cells, int32_t n_toke
     return CELLKV_OK;
 }
 
-/* What a token's position must be: `earlier` tokens of the step continue the sequence, too. */
+/* The token's position is `expected`; *given, where positions are given, must say the same. */
 static cellkv_status check_position(const struct ck_sequence *sequence, int32_t token,
                                     int64_t expected, const int32_t *given) {
     if (given && *given != expected) {
