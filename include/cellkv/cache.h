@@ -195,10 +195,10 @@ CELLKV_API cellkv_status cellkv_cache_clear(cellkv_cache *cache);
  *  that needs them is refused.
  *
  *  @param n_freed   receives how many cells became free; may be NULL
- *  @return    CELLKV_OK; CELLKV_ERROR_NOT_WINDOWED: a layer has no window (the message names it),
- * or there are no layers; CELLKV_ERROR_INVALID_ARGUMENT: NULL cache; CELLKV_ERROR_BUSY Cancels a
- * declaration and the last step's undo. On failure: nothing changed.  Cost: O(max_seqs + cells owned).
- * Threads: see above.
+ *  @return    CELLKV_OK; CELLKV_ERROR_NOT_WINDOWED: a layer has no window (the message names it)
+ *             or there are no layers; CELLKV_ERROR_INVALID_ARGUMENT: NULL cache; CELLKV_ERROR_BUSY
+ *  Cancels a declaration and the last step's undo.
+ *  On failure: nothing changed.  Cost: O(max_seqs + cells owned).  Threads: see above.
  */
 CELLKV_API cellkv_status cellkv_cache_trim_windows(cellkv_cache *cache, int32_t *n_freed);
 

@@ -92,13 +92,13 @@ typedef struct cellkv_attend_params {
  *
  *  @param layer    in [0, n_layers)
  *  @param q        F32 [head_dim_k, n_heads, n_tokens]; n_heads a multiple of the layer's
- * n_kv_heads (query head h reads K/V head h / (n_heads / n_kv_heads)). Each head's floats are
- * contiguous
+ *                  n_kv_heads (query head h reads K/V head h / (n_heads / n_kv_heads)). Each head's
+ *                  floats are contiguous
  *  @param k        F32 [head_dim_k, n_kv_heads, n_tokens]; each head's floats are contiguous
  *  @param v        F32 [head_dim_v, n_kv_heads, n_tokens]; likewise
  *  @param params   borrowed
  *  @return    F32 [head_dim_v, n_heads, n_tokens], contiguous; NULL if an argument does not fit
- * (the run then fails with CELLKV_ERROR_BAD_GRAPH and says which)
+ *             (the run then fails with CELLKV_ERROR_BAD_GRAPH and says which)
  */
 CELLKV_API struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer,
                                              struct ggml_tensor *q, struct ggml_tensor *k,
@@ -148,9 +148,11 @@ CELLKV_API cellkv_executor_config cellkv_executor_config_default(void);
  *             CELLKV_ERROR_UNKNOWN_KEY: cache_key names no cache;
  *             CELLKV_ERROR_NO_STORAGE: the cache has no rows (backend "cells");
  *             CELLKV_ERROR_MISMATCH: the cache's layers are not the program's (the message names
- * the layer and both shapes); CELLKV_ERROR_UNSUPPORTED: the device cannot attend over a layer of
- * these types and widths (the message names layer, device and types); CELLKV_ERROR_OUT_OF_MEMORY On
- * failure: *executor is unchanged.  Threads: any.
+ *             the layer and both shapes);
+ *             CELLKV_ERROR_UNSUPPORTED: the device cannot attend over a layer of these types and
+ *             widths (the message names layer, device and types);
+ *             CELLKV_ERROR_OUT_OF_MEMORY
+ *  On failure: *executor is unchanged.  Threads: any.
  */
 CELLKV_API cellkv_status cellkv_executor_new(const cellkv_executor_config *config,
                                              cellkv_executor **executor);
@@ -179,7 +181,7 @@ typedef struct cellkv_step {
  *  @param results   [n_outputs * n_result] floats, receives result rows in the order of `outputs`;
  *                   may be NULL when n_outputs is 0
  *  @param n_done    receives how many of the step's tokens have been computed (all, on success);
- * may be NULL
+ *                   may be NULL
  *  @return    CELLKV_OK; before any compute:
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, negative counts, an output outside the step;
  *             CELLKV_ERROR_BAD_TOKEN (the message names it);
