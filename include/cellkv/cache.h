@@ -299,7 +299,7 @@ typedef struct cellkv_cache_stats {
     int32_t max_seqs;
     int32_t declared_tokens; /* of the waiting declaration; 0: none */
     int64_t owned_cells;   /* sum of all sequences' lengths: > used_cells where cells are shared */
-    int64_t table_bytes;   /* memory of the cell table and the sequences' lists */
+    int64_t table_bytes;   /* memory of the cell table, the sequences' lists and the last steps */
     int64_t storage_bytes; /* memory of the K/V rows */
     int64_t n_growths;     /* times the rows grew */
 } cellkv_cache_stats;

@@ -14,14 +14,18 @@ void ck_step_buffer_release(struct ck_step_buffer *buffer) {
     *buffer = (struct ck_step_buffer){0};
 }
 
+/* Rooms of one prefill are not kept through a long decode: steps are no part of what the table may
+ * take for each cell. What the buffer held is lost. */
 static bool make_room(struct ck_step_buffer *buffer, int32_t n_tokens) {
-    if (n_tokens <= buffer->room) {
+    enum { LEAST = 64, KEPT = 1024 };
+    bool is_lavish = buffer->room > KEPT && n_tokens < buffer->room / 4;
+    if (n_tokens <= buffer->room && !is_lavish) {
         return true;
     }
-    int32_t room = n_tokens < 64 ? 64 : n_tokens;
+    int32_t room = n_tokens < LEAST ? LEAST : n_tokens;
     int32_t *words = ck_realloc_array(buffer->slots, (size_t)room, 3 * sizeof *words);
     if (!words) {
-        return false;
+        return is_lavish;
     }
     buffer->slots = words;
     buffer->positions = words + room;
