@@ -76,8 +76,7 @@ static int32_t oldest_end(const struct ck_cells *cells, const struct ck_sequence
 static cellkv_status check_trimmed(const struct ck_cells *cells, const struct ck_sequence *sequence,
                                    int32_t n, int32_t pos) {
     int64_t end = ck_sequence_end(sequence, &cells->table, n);
-    if (sequence->trimmed == 0 || pos == 0 ||
-        (n > 0 && end - cells->window + 1 >= sequence->trimmed)) {
+    if (sequence->trimmed == 0 || pos == 0 || end - cells->window + 1 >= sequence->trimmed) {
         return CELLKV_OK;
     }
     return ck_fail(CELLKV_ERROR_TRIMMED,
@@ -211,7 +210,7 @@ cellkv_status ck_cells_remove(struct ck_cells *cells, int64_t seq, int32_t p0, i
     }
     int32_t first = search(cells, sequence, p0);
     int32_t last = search(cells, sequence, p1);
-    if (first < last && last == sequence->n) { /* the sequence will end earlier */
+    if (last == sequence->n) { /* the sequence may end earlier */
         cellkv_status status = check_trimmed(cells, sequence, first, p0);
         if (status) {
             return status;
