@@ -98,6 +98,8 @@ static cellkv_status make(enum way way, bool repack, cellkv_model **model) {
     return cellkv_model_load(path, &config, model);
 }
 
+#ifdef CELLKV_CHECKS
+
 static void fail_each_allocation(enum way way, bool repack) {
     cellkv_model *model = NULL;
     int n = 0;
@@ -131,6 +133,8 @@ static void test_making_a_cache_may_fail(void) {
     CHECK(cache == NULL);
     cellkv_model_free(model);
 }
+
+#endif
 
 /* ---- lifetime ---- */
 
@@ -175,8 +179,10 @@ int main(void) {
         weights[i] = 0.01f * (float)((int)(i * 7919 % 201) - 100);
     }
     write_file();
+#ifdef CELLKV_CHECKS
     RUN(test_each_allocation_may_fail_while_a_model_is_made);
     RUN(test_making_a_cache_may_fail);
+#endif
     RUN(test_executors_keep_a_model_and_its_file_alive);
     return 0;
 }
