@@ -214,9 +214,10 @@ class Model:
 
 # ---- the machine ----
 
-WINDOWS = [(), (4,), (1,), (3, 5), (2, 0)]
+WINDOWS = [(1,), (2,), (3, 1), (4, 5), (), (2, 0)]
 WHICH = st.integers(0, 99)  # of the open sequences; the last ten: no open one
 POSITION = st.integers(-1, 20)
+BACK = ["clone", "rewind", "remove"]
 NEAR = st.integers(-1, 6)  # to the end of a sequence
 
 
@@ -327,6 +328,25 @@ class CellsMachine(RuleBasedStateMachine):
     def trim_windows(self) -> None:
         actual, expected = self.agree("trim_windows")
         assert actual == expected
+
+    @precondition(lambda self: self.model.windows and 0 not in self.model.windows)
+    @rule(which=WHICH, n=st.integers(1, 6), off=st.integers(-2, 2), verb=st.sampled_from(BACK))
+    def trim_and_go_back(self, which: int, n: int, off: int, verb: str) -> None:
+        """Ask for an end about the oldest one that trims have left, also of a clone."""
+        self.extend(which, n)
+        self.trim_windows()
+        seq = self.pick(which)
+        self.adopt(*self.agree("clone", seq, None))
+        self.extend(which, n)
+        trimmed = [s for s, owned in self.model.owned.items() if owned.trimmed]
+        for seq in trimmed:
+            oldest_end = self.model.owned[seq].trimmed + max(self.model.windows) - 1
+            if verb == "clone":
+                self.adopt(*self.agree(verb, seq, oldest_end + off))
+            elif verb == "rewind":
+                self.agree(verb, seq, oldest_end + off)
+            else:
+                self.agree(verb, seq, oldest_end + off, None)
 
     # ---- steps ----
 

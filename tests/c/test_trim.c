@@ -107,11 +107,11 @@ static void test_emptied_sequence_forgets_what_was_trimmed(void) {
     cellkv_cache *cache = new_windowed_cache(32, 4, 4);
     int64_t a = open_with(cache, 10), b = open_with(cache, 10);
     trim(cache);
-    CHECK_EQUAL(length_of(cache, clone(cache, a, 0)), 0);
+    int64_t c = clone(cache, a, 0);
     CHECK_OK(cellkv_cache_rewind(cache, a, 0));
     CHECK_OK(cellkv_cache_remove(cache, b, 0, CELLKV_UNSET));
-    int64_t seqs[] = {a, b};
-    for (int i = 0; i < 2; i++) {
+    int64_t seqs[] = {a, b, c};
+    for (int i = 0; i < 3; i++) {
         CHECK_EQUAL(next_pos_of(cache, seqs[i]), 0);
         extend(cache, seqs[i], 3);
         CHECK_OK(cellkv_cache_rewind(cache, seqs[i], 1));
