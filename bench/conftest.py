@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import importlib.util
 import json
 from collections.abc import Iterator
@@ -40,6 +41,7 @@ def pytest_terminal_summary(
     if config.option.figures is not None:
         written = {
             "machine": config.option.machine,
+            "date": datetime.date.today().isoformat(),
             "cellkv": cellkv.__version__,
             "figures": [dataclasses.asdict(figure) for figure in run.all],
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ import pytest
 
 import cellkv
 from cellkv._arguments import TYPES
+
+SCALES = {"ms": 1e3, "us": 1e6}
 
 
 class Block(NamedTuple):
@@ -166,6 +169,17 @@ def test_it_names_every_weight_type(root: Path, readme: str) -> None:
     source = (root / "src/model/weights.c").read_text()
     known = {name.lower() for name in re.findall(r"case GGML_TYPE_(\w+):", source)}
     assert {name.lower() for name in names_of(readme, "weight types")} == known
+
+
+def test_its_figures_are_those_of_the_run_that_is_kept(root: Path, readme: str) -> None:
+    (run,) = (root / "bench/baselines").glob("*.json")
+    kept = json.loads(run.read_text())
+    assert kept["date"] in readme
+    medians = {f"{f['median'] * s:.2f} {u}" for f in kept["figures"] for u, s in SCALES.items()}
+    speeds = {f"{f['n_tokens'] / f['median']:.1f} tokens/s" for f in kept["figures"]}
+    shown = set(re.findall(r"[\d.]+ (?:ms|us|tokens/s)", readme))
+    assert len(shown) > 10
+    assert shown <= medians | speeds
 
 
 def test_it_says_of_each_device_whether_it_was_run(readme: str) -> None:
