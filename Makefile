@@ -48,7 +48,7 @@ $(venv)/.has-model: | $(bin)/python
 
 flags_release  := --buildtype=release
 flags_debug    := --buildtype=debugoptimized -Dtests=true -Dexamples=true
-flags_sanitize := --buildtype=debug -Doptimization=1 -Dtests=true \
+flags_sanitize := --buildtype=debug -Doptimization=1 -Dtests=true -Dexamples=true \
 	-Db_sanitize=address,undefined -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
 
 $(build)/%/build.ninja: $(venv)/.has-build $(cmake)
