@@ -106,7 +106,7 @@ def test_alone(
     case = cases[name]
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
-        model.executor(cache, n_threads=2) as executor,
+        model.executor(cache, n_threads=1) as executor,
     ):
         seq = cache.open()
         rows = [executor.run(case.prompt, seq)]
@@ -123,7 +123,7 @@ def test_as_one_of_eight_interleaved_sequences(
     others = [chosen[0].greedy, chosen[3].greedy, chosen[4].greedy]
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
-        model.executor(cache, n_threads=2) as executor,
+        model.executor(cache, n_threads=1) as executor,
     ):
         seqs = [cache.open() for _ in prompts]
         tokens, owners = _interleave(prompts, seqs)
@@ -161,7 +161,7 @@ def test_as_a_clone_while_its_source_goes_on(
     last = len(case.prompt) - 1
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
-        model.executor(cache, n_threads=2) as executor,
+        model.executor(cache, n_threads=1) as executor,
     ):
         source = cache.open()
         executor.run(case.prompt[:-1] + other.prompt, source, outputs=[])

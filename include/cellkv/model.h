@@ -46,7 +46,8 @@ CELLKV_API cellkv_model_config cellkv_model_config_default(void);
  *             CELLKV_ERROR_BAD_METADATA: a key missing, of another type, or with an impossible or
  *             unsupported value (the message names it);
  *             CELLKV_ERROR_MISSING_TENSOR, CELLKV_ERROR_BAD_TENSOR (the message names it and what
- *             was expected);
+ *             was expected; a tensor that the architecture does not use is refused, too: the model
+ *             would be served wrongly without it);
  *             CELLKV_ERROR_UNKNOWN_DEVICE; CELLKV_ERROR_OUT_OF_MEMORY
  *  On failure: *model is unchanged.  Threads: any.
  */

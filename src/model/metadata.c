@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "cells/error.h"
-#include "gguf_scan.h"
 
 #define MAX_KEY 128
 
