@@ -6,8 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TypeVar
 
 from .errors import ClosedError
+
+Self = TypeVar("Self", bound="Owner")
 
 
 class Owned:
@@ -80,3 +83,33 @@ class Owned:
             while self._n_inside and time.monotonic() < deadline:
                 interrupt(self._address)
                 self._left.wait(0.02)
+
+
+class Owner:
+    """The Python side of one C object: a context manager that closes it."""
+
+    _owned: Owned
+
+    def close(self) -> None:
+        """Give the C object up; closing twice is fine."""
+        raise NotImplementedError
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return self._owned.closed
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        name = type(self).__name__
+        return f"<cellkv.{name}{' closed' if self.closed else ''} at {id(self):#x}>"

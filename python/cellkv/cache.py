@@ -6,7 +6,6 @@ import ctypes
 import enum
 import weakref
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from . import _lib
 from ._arguments import TYPES, Ints, as_int, as_ints, as_position, as_text, by_name
 from ._lib import UNSET, check, lib
-from ._owned import Owned
+from ._owned import Owned, Owner
 from .errors import InvalidArgumentError, OutOfCellsError
 
 TypeName: TypeAlias = Literal["f32", "f16", "bf16"]
@@ -74,7 +73,7 @@ class CacheStats(NamedTuple):
     n_growths: int
 
 
-class Cache:
+class Cache(Owner):
     """A pool of cells and the sequences that own them; a context manager that closes it.
 
     Every call but `publish`, `unpublish`, `find` and `close` raises BusyError while a step runs or
@@ -129,25 +128,6 @@ class Cache:
         over the cache keeps it alive and goes on working.
         """
         self._finalizer()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._owned.closed
-
-    def __enter__(self) -> Cache:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<cellkv.Cache{' closed' if self.closed else ''} at {id(self):#x}>"
 
     # ---- sequences: these change the cache, cancel a declaration and the last step's undo ----
 

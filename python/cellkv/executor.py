@@ -7,7 +7,6 @@ import ctypes
 import enum
 import weakref
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from . import _lib
 from ._arguments import Ints, as_int, as_ints, by_name
 from ._lib import check, lib
-from ._owned import Owned
+from ._owned import Owned, Owner
 from .cache import Cache
 from .errors import AbortedError, CellkvError, InvalidArgumentError, OutOfCellsError
 
@@ -62,7 +61,7 @@ class ProgramSource(Protocol):
         """Return the program as the C struct."""
 
 
-class Executor:
+class Executor(Owner):
     """One program over one cache; a context manager that closes it.
 
     One caller at a time: BusyError otherwise, also while the cache is in use elsewhere. The GIL is
@@ -140,11 +139,6 @@ class Executor:
         self._owned.close()
 
     @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._owned.closed
-
-    @property
     def cache(self) -> Cache | None:
         """The cache it was made with; None if that was given by key."""
         return self._cache
@@ -153,20 +147,6 @@ class Executor:
     def n_result(self) -> int:
         """Floats per result row: a model's vocabulary."""
         return self._n_result
-
-    def __enter__(self) -> Executor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<cellkv.Executor{' closed' if self.closed else ''} at {id(self):#x}>"
 
     def run(
         self,

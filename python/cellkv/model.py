@@ -7,7 +7,6 @@ import functools
 import os
 import weakref
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from . import _lib
 from ._arguments import TYPES, as_floats, as_int, as_path, as_text, by_name
 from ._lib import check, lib
-from ._owned import Owned
+from ._owned import Owned, Owner
 from .cache import Cache, CacheKind, KindName, Layer, TypeName, _config
 from .errors import InvalidArgumentError, TokenizerError
 from .executor import Executor
@@ -47,7 +46,7 @@ class ModelInfo(NamedTuple):
     layers: tuple[Layer, ...]
 
 
-class Model:
+class Model(Owner):
     """Weights and hyperparameters, immutable, shared by any number of executors and threads.
 
     A context manager that closes it. ClosedError after `close`; executors over it go on working.
@@ -136,25 +135,6 @@ class Model:
     def close(self) -> None:
         """Drop this reference; closing twice is fine. Executors over the model go on working."""
         self._finalizer()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` has been called."""
-        return self._owned.closed
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<cellkv.Model{' closed' if self.closed else ''} at {id(self):#x}>"
 
     @functools.cached_property
     def info(self) -> ModelInfo:
