@@ -1,10 +1,10 @@
 /* The arithmetic of ragged attention, a tile of cells at a time: a table of function pointers that
  * starts with portable C and is overwritten by what the CPU has.
  *
- * Two forms do the same work. Few query rows (decode): `scores` and `values` read the cells' rows as
- * they are stored, once for all query rows. Many (prefill, a shared prefix): `pack_k` and `pack_v`
- * turn the tile into floats once, `multiply` does the rest. `weigh` is the softmax between the two
- * halves of either form.
+ * Two forms do the same work. Few query rows (decode): `scores` and `values` read the cells' rows
+ * as they are stored, once for all query rows. Many (prefill, a shared prefix): `pack_k` and
+ * `pack_v` turn the tile into floats once, `multiply` does the rest. `weigh` is the softmax between
+ * the two halves of either form.
  *
  * All sums are f32. No function reads a cell that it is not given, or a byte past a row's last. */
 #ifndef CELLKV_ATTENTION_KERNELS_KERNELS_H
@@ -73,11 +73,12 @@ struct ck_kernels {
                      int32_t n_columns);
 
     /* One step of the online softmax of each row over scores[r * CK_TILE + c], c in ranges[r]:
-     * takes the soft-cap (> 0: score = soft_cap * tanh(score / soft_cap)), raises the row's maximum,
-     * turns the scores into weights exp(score - maximum), adds them to its sum, scaled to the new
-     * maximum by factors[r] = exp(old maximum - new maximum). Weights at c < n_cells outside the
-     * range are 0, whatever was there, NaN included. A row that has seen no finite score keeps
-     * maximum -INFINITY, weights 0 and factor 1; a NaN score in its range makes its sum NaN. */
+     * takes the soft-cap (> 0: score = soft_cap * tanh(score / soft_cap)), raises the row's
+     * maximum, turns the scores into weights exp(score - maximum), adds them to its sum, scaled to
+     * the new maximum by factors[r] = exp(old maximum - new maximum). Weights at c < n_cells
+     * outside the range are 0, whatever was there, NaN included. A row that has seen no finite
+     * score keeps maximum -INFINITY, weights 0 and factor 1; a NaN score in its range makes its sum
+     * NaN. */
     void (*weigh)(float *scores, const struct ck_range *ranges, int32_t n_rows, int32_t n_cells,
                   float soft_cap, struct ck_softmax *states, float *factors);
 };

@@ -1,0 +1,58 @@
+/* What the files of this folder share: who fills the table, in order, and how rows are prefetched.
+ */
+#ifndef CELLKV_ATTENTION_KERNELS_ISA_H
+#define CELLKV_ATTENTION_KERNELS_ISA_H
+
+#include "attention/kernels/kernels.h"
+
+/* Each overwrites the entries for which it has something faster. */
+void ck_init_c(struct ck_kernels *kernels);
+void ck_init_avx2(struct ck_kernels *kernels);
+void ck_init_avx512(struct ck_kernels *kernels);
+void ck_init_neon(struct ck_kernels *kernels);
+
+/* Kernels are written once for all row types, counts of rows and so on, with these as parameters
+ * that must be constants after inlining. */
+#define CK_INLINE static inline __attribute__((always_inline))
+
+CK_INLINE size_t ck_element_size(enum ck_row_type type) {
+    return type == CK_ROW_F32 ? sizeof(float) : sizeof(uint16_t);
+}
+
+CK_INLINE const char *ck_row(const struct ck_tile *tile, int32_t cell) {
+    return tile->rows + (size_t)cell * tile->stride;
+}
+
+/* The rows to be prefetched, handed out in even shares over the work on a tile. */
+struct ck_prefetch {
+    const struct ck_tile *tile;
+    size_t row_bytes;
+    int32_t next;
+    int32_t share;
+};
+
+/* With n_shares calls of ck_prefetch_share() to come. */
+CK_INLINE struct ck_prefetch ck_prefetch_begin(const struct ck_tile *tile, enum ck_row_type type,
+                                               int32_t n_shares) {
+    return (struct ck_prefetch){
+        .tile = tile,
+        .row_bytes = (size_t)tile->width * ck_element_size(type),
+        .share = (tile->n_upcoming + n_shares - 1) / n_shares,
+    };
+}
+
+CK_INLINE void ck_prefetch_share(struct ck_prefetch *prefetch) {
+    enum { LINE = 64 };
+    const struct ck_tile *tile = prefetch->tile;
+    int32_t end = prefetch->next + prefetch->share;
+    end = end < tile->n_upcoming ? end : tile->n_upcoming;
+    for (; prefetch->next < end; prefetch->next++) {
+        const char *row = ck_row(tile, tile->upcoming[prefetch->next]);
+        const char *row_end = row + prefetch->row_bytes;
+        for (const char *at = row - (uintptr_t)row % LINE; at < row_end; at += LINE) {
+            __builtin_prefetch(at);
+        }
+    }
+}
+
+#endif
