@@ -4,19 +4,10 @@
 
 #include "cells/error.h"
 #include "cells/memory.h"
+#include "write.h"
 
 /* Half-precision bit patterns. */
 enum { HALF_ZERO = 0x0000, HALF_MINUS_INFINITY = 0xfc00 };
-
-/* Tokens' K or V [width, n_heads, n_tokens] as the rows that go into cells: [width * n_heads,
- * n_tokens]. */
-static struct ggml_tensor *as_rows(struct ggml_context *context, struct ggml_tensor *tokens) {
-    const int64_t n = tokens->ne[0] * tokens->ne[1];
-    if (tokens->nb[1] != tokens->nb[0] * (size_t)tokens->ne[0]) {
-        tokens = ggml_cont(context, tokens);
-    }
-    return ggml_view_2d(context, tokens, n, tokens->ne[2], tokens->nb[2], 0);
-}
 
 /* Rows [0, extent) seen head by head: [head_dim, extent, n_heads]. */
 static struct ggml_tensor *as_heads(struct ggml_context *context, struct ggml_tensor *rows,
@@ -34,8 +25,8 @@ struct ck_dense_nodes ck_dense_attend(struct ggml_context *context, struct ggml_
     const int64_t extent = mask->ne[0];
     struct ck_dense_nodes nodes;
     /* Attention reads through the writes' results, so that it can only run after them. */
-    nodes.write_k = ggml_set_rows(context, k_rows, as_rows(context, k), rows);
-    nodes.write_v = ggml_set_rows(context, v_rows, as_rows(context, v), rows);
+    nodes.write_k = ck_write_rows(context, k_rows, k, rows);
+    nodes.write_v = ck_write_rows(context, v_rows, v, rows);
     nodes.attention = ggml_flash_attn_ext(
         context, ggml_permute(context, q, 0, 2, 1, 3),
         as_heads(context, nodes.write_k, layer->head_dim_k, layer->n_kv_heads, extent),
