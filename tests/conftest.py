@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from pathlib import Path
 
 import pytest
+
+from world import NewWorld, World
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
     """Return the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(params=["dense", "ragged"])
+def strategy(request: pytest.FixtureRequest) -> str:
+    """Name each strategy in turn."""
+    return request.param
+
+
+@pytest.fixture
+def new_world(strategy: str) -> NewWorld:
+    """Make worlds of each strategy in turn."""
+    return functools.partial(World, strategy=strategy)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import cellkv
 from cellkv import Cache, Executor, Layer
 from table_program import Fault, TableProgram, cache_layers, n_alive, random_tables
-from world import World
+from world import NewWorld, World
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def tables() -> list:
 
 
 @pytest.fixture
-def world(tables: list) -> Iterator[World]:
-    with World(tables) as world:
+def world(new_world: NewWorld, tables: list) -> Iterator[World]:
+    with new_world(tables) as world:
         yield world
 
 
@@ -49,10 +50,10 @@ def test_a_decode_loop_builds_one_graph_per_extent(world: World) -> None:
     assert after.n_graphs_reused - before.n_graphs_reused == 62
 
 
-def test_kept_and_rebuilt_graphs_give_the_same_bits(tables: list) -> None:
+def test_kept_and_rebuilt_graphs_give_the_same_bits(new_world: NewWorld, tables: list) -> None:
     def run(reuse_graphs: bool, type_name: str) -> list[np.ndarray]:
         options = {"type_k": type_name, "type_v": type_name, "reuse_graphs": reuse_graphs}
-        with World(tables, **options) as world:
+        with new_world(tables, **options) as world:
             world.open("a", "b")
             world.prefill("a", 200)
             world.prefill("b", 70)
@@ -65,8 +66,8 @@ def test_kept_and_rebuilt_graphs_give_the_same_bits(tables: list) -> None:
             np.testing.assert_array_equal(kept, rebuilt)
 
 
-def test_without_reuse_no_graph_is_kept(tables: list) -> None:
-    with World(tables, reuse_graphs=False) as world:
+def test_without_reuse_no_graph_is_kept(new_world: NewWorld, tables: list) -> None:
+    with new_world(tables, reuse_graphs=False) as world:
         world.open("a")
         world.prefill("a", 3)
         world.step(["a"])
@@ -76,8 +77,8 @@ def test_without_reuse_no_graph_is_kept(tables: list) -> None:
         assert (stats.n_graphs_kept, stats.graph_bytes) == (0, 0)
 
 
-def test_the_least_recently_used_graph_goes_first(tables: list) -> None:
-    with World(tables, max_graphs=2) as world:
+def test_the_least_recently_used_graph_goes_first(new_world: NewWorld, tables: list) -> None:
+    with new_world(tables, max_graphs=2) as world:
         world.open("a")
         for n in (1, 2, 1, 3):  # 3 displaces 2
             world.step(["a"] * n)
@@ -105,8 +106,8 @@ def test_growing_rows_drops_the_graphs(world: World) -> None:
 
 
 @pytest.mark.parametrize("initial_rows", [0, 1, 3, 1000])
-def test_any_number_of_initial_rows(tables: list, initial_rows: int) -> None:
-    with World(tables, capacity=1000, initial_rows=initial_rows) as world:
+def test_any_number_of_initial_rows(new_world: NewWorld, tables: list, initial_rows: int) -> None:
+    with new_world(tables, capacity=1000, initial_rows=initial_rows) as world:
         assert world.cache.stats.rows == initial_rows
         assert (world.cache.stats.storage_bytes == 0) == (initial_rows == 0)
         world.open("a", "b")
@@ -128,10 +129,15 @@ def test_rows_do_not_grow_while_cells_below_are_free(world: World) -> None:
     assert world.cache.stats.rows == 128
 
 
-def test_two_executors_share_one_cache(tables: list, world: World) -> None:
+@pytest.mark.parametrize("other_strategy", ["dense", "ragged"])
+def test_two_executors_share_one_cache(
+    tables: list, world: World, other_strategy: Literal["dense", "ragged"]
+) -> None:
     world.open("a")
     world.prefill("a", 200)
-    with Executor(world.program.address, world.cache, max_batch=16) as other:
+    with Executor(
+        world.program.address, world.cache, max_batch=16, strategy=other_strategy
+    ) as other:
         tokens = world.random_tokens(200)  # the rows move under the first one's kept graphs
         results = other.run(tokens, world.handles["a"], outputs="all")
         world.check(["a"] * 200, tokens, results)
@@ -142,8 +148,10 @@ def test_two_executors_share_one_cache(tables: list, world: World) -> None:
 
 
 @pytest.mark.parametrize("max_batch", [1, 7, 64, 200])
-def test_a_wide_step_is_computed_in_slices(tables: list, max_batch: int) -> None:
-    with World(tables, max_batch=max_batch) as world:
+def test_a_wide_step_is_computed_in_slices(
+    new_world: NewWorld, tables: list, max_batch: int
+) -> None:
+    with new_world(tables, max_batch=max_batch) as world:
         world.open("a", "b")
         world.step(["a", "a", "b"] * 50)
         assert world.executor.stats.n_tokens == 150
@@ -151,8 +159,10 @@ def test_a_wide_step_is_computed_in_slices(tables: list, max_batch: int) -> None
 
 
 @pytest.mark.parametrize("max_batch", [4, 512])
-def test_only_the_chosen_rows_are_read_in_the_order_asked(tables: list, max_batch: int) -> None:
-    with World(tables, max_batch=max_batch) as world:
+def test_only_the_chosen_rows_are_read_in_the_order_asked(
+    new_world: NewWorld, tables: list, max_batch: int
+) -> None:
+    with new_world(tables, max_batch=max_batch) as world:
         world.open("a")
         tokens = world.random_tokens(11)
         everything = world.executor.run(tokens, world.handles["a"], outputs="all")
@@ -203,8 +213,8 @@ def test_a_declared_step_runs_with_and_without_positions(world: World) -> None:
         world.executor.run([5, 6, 7], outputs="all")
 
 
-def test_a_step_over_capacity_reports_the_shortfall(tables: list) -> None:
-    with World(tables, capacity=10) as world:
+def test_a_step_over_capacity_reports_the_shortfall(new_world: NewWorld, tables: list) -> None:
+    with new_world(tables, capacity=10) as world:
         world.open("a")
         world.prefill("a", 8)
         before = state(world.cache, [world.handles["a"]])
@@ -225,7 +235,7 @@ def fail_allocation_after(n: int) -> bool:
 
 
 def test_an_aborted_forward_leaves_its_cells_claimed_and_undo_gives_them_back(
-    tables: list,
+    new_world: NewWorld, tables: list
 ) -> None:
     countdown = [10**9]
 
@@ -233,7 +243,7 @@ def test_an_aborted_forward_leaves_its_cells_claimed_and_undo_gives_them_back(
         countdown[0] -= 1
         return countdown[0] < 0
 
-    with World(tables, should_abort=should_abort, max_batch=8) as world:
+    with new_world(tables, should_abort=should_abort, max_batch=8) as world:
         world.open("a", "b")
         world.prefill("a", 30)
         seqs = [world.handles["a"], world.handles["b"]]
@@ -268,11 +278,13 @@ def test_a_kept_token_survives_an_undo(world: World) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_failure_before_compute_changes_nothing(tables: list, declared: bool) -> None:
+def test_a_failure_before_compute_changes_nothing(
+    new_world: NewWorld, tables: list, declared: bool
+) -> None:
     """Every allocation is made to fail in turn, until the step gets through."""
     outcomes = []
     for n in range(1000):
-        with World(tables, initial_rows=200, reuse_graphs=False) as world:
+        with new_world(tables, initial_rows=200, reuse_graphs=False) as world:
             world.open("a", "b")
             world.prefill("a", 190)
             seqs = [world.handles[name] for name in "ab"]
@@ -429,6 +441,9 @@ def test_an_executor_keeps_cache_and_program_alive(tables: list) -> None:
         {"max_batch": 0},
         {"max_graphs": 0},
         {"strategy": 7},
+        {"strategy": -1},
+        {"isa": 5},
+        {"isa": -1},
     ],
 )
 def test_options_outside_their_range_are_refused(world: World, options: dict[str, int]) -> None:

@@ -33,11 +33,6 @@ def reuse_graphs(request: pytest.FixtureRequest) -> bool:
     return request.param
 
 
-@pytest.fixture(params=["dense"])
-def strategy(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
 @pytest.fixture
 def make_world(
     device: str, type_name: str, reuse_graphs: bool, strategy: str

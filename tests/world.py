@@ -5,18 +5,21 @@ Every step is run on both and compared, token by token.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from types import TracebackType
 
 import numpy as np
 
 import oracle
-from cellkv import Cache, Executor
+from cellkv import Cache, Executor, Strategy
 from table_program import TableProgram, cache_layers
 
 # Relative L2 error of the dense strategy on the CPU. f16 and bf16: ggml rounds the queries to K's
 # type, and accumulates f16 V in f16 when a step has fewer than 64 tokens.
 DENSE_TOLERANCE = {"f32": 1e-5, "f16": 8e-3, "bf16": 2e-2}
+RAGGED_TOLERANCE = 1e-5  # for every type: f32 throughout
 
 
 class World:
@@ -37,19 +40,30 @@ class World:
     ) -> None:
         self.tables = tables
         self.types = (type_k, type_v)
-        self.tolerance = tolerance or max(DENSE_TOLERANCE[type_k], DENSE_TOLERANCE[type_v])
         self.worst = 0.0
-        self.program = TableProgram(tables, device)
-        self.cache = Cache(
-            cache_layers(tables, type_k, type_v),
-            capacity=capacity,
-            initial_rows=initial_rows,
-            device=device,
-        )
-        self.executor = Executor(self.program.address, self.cache, n_threads=n_threads, **executor)
+        with contextlib.ExitStack() as made:
+            self.program = made.enter_context(contextlib.closing(TableProgram(tables, device)))
+            self.cache = made.enter_context(
+                Cache(
+                    cache_layers(tables, type_k, type_v),
+                    capacity=capacity,
+                    initial_rows=initial_rows,
+                    device=device,
+                )
+            )
+            self.executor = made.enter_context(
+                Executor(self.program.address, self.cache, n_threads=n_threads, **executor)
+            )
+            self._made = made.pop_all()
+        self.tolerance = tolerance or self.tolerance_of_strategy()
         self.handles: dict[str, int] = {}
         self.truth: dict[str, oracle.Sequence] = {}
         self._rng = np.random.default_rng(7)
+
+    def tolerance_of_strategy(self) -> float:
+        if self.executor.stats.strategy is Strategy.RAGGED:
+            return RAGGED_TOLERANCE
+        return max(DENSE_TOLERANCE[name] for name in self.types)
 
     def __enter__(self) -> World:
         return self
@@ -62,9 +76,7 @@ class World:
     ) -> None:
         if error is None:
             assert self.executor.stats.n_attention_strayed == 0
-        self.executor.close()
-        self.cache.close()
-        self.program.close()
+        self._made.close()
 
     def open(self, *names: str) -> None:
         for name in names:
@@ -114,3 +126,6 @@ class World:
                 f"{name} at position {sequence.next_pos - 1}: error {error:.2e}, "
                 f"tolerance {self.tolerance:.0e}"
             )
+
+
+NewWorld = Callable[..., World]

@@ -112,9 +112,22 @@ typedef struct cellkv_executor cellkv_executor;
 
 /** How attention is computed. */
 typedef enum cellkv_strategy {
-    CELLKV_STRATEGY_AUTO = 0, /* the best that the devices offer */
-    CELLKV_STRATEGY_DENSE = 1 /* ggml's flash attention over all rows, with a mask */
+    CELLKV_STRATEGY_AUTO = 0,  /* ragged where it can be, else dense */
+    CELLKV_STRATEGY_DENSE = 1, /* ggml's flash attention over all rows, with a mask: a query pays
+                                  for the cells of all sequences. On any device that has the op */
+    CELLKV_STRATEGY_RAGGED = 2 /* a query reads the cells it sees and no others, and cells that
+                                  several queries see are read once for all of them. On the CPU, for
+                                  head widths that are multiples of 8 */
 } cellkv_strategy;
+
+/** The instructions that strategy ragged may use. */
+typedef enum cellkv_isa {
+    CELLKV_ISA_BEST = 0,   /* the best that this build has and this CPU can run */
+    CELLKV_ISA_C = 1,      /* portable C */
+    CELLKV_ISA_AVX2 = 2,   /* x86-64 with AVX2, FMA and F16C */
+    CELLKV_ISA_AVX512 = 3, /* x86-64 with AVX-512 F, BW, DQ and VL */
+    CELLKV_ISA_NEON = 4    /* aarch64 */
+} cellkv_isa;
 
 /** What cellkv_executor_new makes. Start from cellkv_executor_config_default(). */
 typedef struct cellkv_executor_config {
@@ -123,6 +136,7 @@ typedef struct cellkv_executor_config {
     cellkv_cache *cache;           /* the cache; NULL: `cache_key` names it. A reference is taken */
     int64_t cache_key;             /* key of a published cache; 0: `cache` is given */
     cellkv_strategy strategy;
+    cellkv_isa isa;     /* a limit for strategy ragged; dense ignores it */
     int32_t n_threads;  /* of the CPU device, 1 .. 512; 0: one per core, at most 16 */
     int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices */
     int32_t max_graphs; /* graphs kept, >= 1: the least recently used goes first */
@@ -132,7 +146,8 @@ typedef struct cellkv_executor_config {
     void *abort_context;
 } cellkv_executor_config;
 
-/** A configuration with strategy auto, a thread per core, 512 tokens at once, 32 graphs kept.
+/** A configuration with strategy auto, the best isa, a thread per core, 512 tokens at once, 32
+ * graphs kept.
  *
  *  Threads: any.
  */
@@ -149,8 +164,9 @@ CELLKV_API cellkv_executor_config cellkv_executor_config_default(void);
  *             CELLKV_ERROR_NO_STORAGE: the cache has no rows (backend "cells");
  *             CELLKV_ERROR_MISMATCH: the cache's layers are not the program's (the message names
  *             the layer and both shapes);
- *             CELLKV_ERROR_UNSUPPORTED: the device cannot attend over a layer of these types and
- *             widths (the message names layer, device and types);
+ *             CELLKV_ERROR_UNSUPPORTED: the strategy cannot attend on this device over a layer of
+ *             these types and widths (the message names layer, device and types); or this build or
+ *             CPU has no such isa;
  *             CELLKV_ERROR_OUT_OF_MEMORY
  *  On failure: *executor is unchanged.  Threads: any.
  */
@@ -221,7 +237,10 @@ typedef struct cellkv_executor_stats {
     int64_t graph_bytes;         /* memory of the graphs kept now: nodes and compute buffers */
     int64_t n_attention_strayed; /* attention nodes that ran elsewhere than on the rows' device */
     int64_t n_row_growths;       /* times the cache's rows grew in this executor's steps */
+    int64_t step_us;             /* microseconds spent in steps, failed ones included, */
+    int64_t compute_us;          /* and the part of them in which the graphs were computed */
     cellkv_strategy strategy;    /* in use: never AUTO */
+    cellkv_isa isa;              /* in use by strategy ragged: never BEST; dense: BEST */
     int32_t n_threads;           /* in use */
 } cellkv_executor_stats;
 

@@ -45,7 +45,7 @@ from .errors import (
     UnknownSequenceError,
     UnsupportedError,
 )
-from .executor import Executor, ExecutorStats, Strategy, devices
+from .executor import Executor, ExecutorStats, Isa, Strategy, devices
 from .model import Model, ModelInfo
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ __all__ = [
     "ExecutorStats",
     "FileError",
     "InvalidArgumentError",
+    "Isa",
     "Layer",
     "MismatchError",
     "MissingTensorError",

@@ -118,6 +118,7 @@ class cellkv_executor_config(Structure):
         ("cache", c_void_p),
         ("cache_key", c_int64),
         ("strategy", c_int),
+        ("isa", c_int),
         ("n_threads", c_int32),
         ("max_batch", c_int32),
         ("max_graphs", c_int32),
@@ -149,7 +150,10 @@ class cellkv_executor_stats(Structure):
         ("graph_bytes", c_int64),
         ("n_attention_strayed", c_int64),
         ("n_row_growths", c_int64),
+        ("step_us", c_int64),
+        ("compute_us", c_int64),
         ("strategy", c_int),
+        ("isa", c_int),
         ("n_threads", c_int32),
     )
 

@@ -20,7 +20,8 @@ from .cache import Cache
 from .errors import AbortedError, CellkvError, InvalidArgumentError, OutOfCellsError
 
 Outputs: TypeAlias = 'Ints | Literal["last_of_each", "last", "all"]'
-StrategyName: TypeAlias = Literal["auto", "dense"]
+StrategyName: TypeAlias = Literal["auto", "dense", "ragged"]
+IsaName: TypeAlias = Literal["best", "c", "avx2", "avx512", "neon"]
 
 
 class Strategy(enum.IntEnum):
@@ -28,6 +29,17 @@ class Strategy(enum.IntEnum):
 
     AUTO = 0
     DENSE = 1
+    RAGGED = 2
+
+
+class Isa(enum.IntEnum):
+    """The instructions that strategy ragged may use."""
+
+    BEST = 0
+    C = 1
+    AVX2 = 2
+    AVX512 = 3
+    NEON = 4
 
 
 class ExecutorStats(NamedTuple):
@@ -35,8 +47,9 @@ class ExecutorStats(NamedTuple):
 
     `n_steps` run to their end; `n_graphs_kept` and `graph_bytes` are as of now;
     `n_attention_strayed`: attention nodes that ran elsewhere than on the rows' device;
-    `n_row_growths`: times the cache's rows grew in this executor's steps; `strategy` and
-    `n_threads` are those in use.
+    `n_row_growths`: times the cache's rows grew in this executor's steps; `step_us`: microseconds
+    spent in steps, and `compute_us` the part of them in which graphs were computed; `strategy`,
+    `isa` (of strategy ragged; BEST with dense) and `n_threads` are those in use.
     """
 
     n_steps: int
@@ -47,7 +60,10 @@ class ExecutorStats(NamedTuple):
     graph_bytes: int
     n_attention_strayed: int
     n_row_growths: int
+    step_us: int
+    compute_us: int
     strategy: Strategy
+    isa: Isa
     n_threads: int
 
 
@@ -75,6 +91,7 @@ class Executor(Owner):
         *,
         cache_key: SupportsIndex | None = None,
         strategy: Strategy | StrategyName = Strategy.AUTO,
+        isa: Isa | IsaName = Isa.BEST,
         n_threads: int = 0,
         max_batch: int = 512,
         max_graphs: int = 32,
@@ -84,16 +101,20 @@ class Executor(Owner):
         """Make an executor.
 
         `program`: a Model, or the address of a `cellkv_program` made in C; model and cache are kept
-        alive. `cache`, or the `cache_key` of a published one. `n_threads` of the CPU, 1 .. 512; 0:
-        one per core, at most 16. `max_batch`: most tokens computed at once, a wider step goes in
-        slices. `max_graphs`: most graphs kept; `reuse_graphs=False` builds one for each run.
+        alive. `cache`, or the `cache_key` of a published one. `strategy`: "ragged" (a query reads
+        the cells it sees and no others; on the CPU), "dense" (ggml's flash attention over all
+        rows), or "auto": ragged where it can be. `isa` limits the instructions of ragged.
+        `n_threads` of the CPU, 1 .. 512; 0: one per core, at most 16. `max_batch`: most tokens
+        computed at once, a wider step goes in slices. `max_graphs`: most graphs kept;
+        `reuse_graphs=False` builds one for each run.
         `should_abort` is asked between a running graph's nodes, by any thread: true stops the step,
         and so does an exception, which becomes the AbortedError's cause. It costs two switches of
         the GIL for each node.
 
         InvalidArgumentError. UnknownKeyError. NoStorageError: the cache has cells alone.
-        MismatchError: the cache's layers are not the program's. UnsupportedError: the device cannot
-        attend over a layer of these types and widths. OutOfMemoryError.
+        MismatchError: the cache's layers are not the program's. UnsupportedError: the strategy
+        cannot attend on this device over a layer of these types and widths, or there is no such
+        isa. OutOfMemoryError.
         """
         self._should_abort = should_abort
         self._abort_cause: BaseException | None = None
@@ -104,11 +125,8 @@ class Executor(Owner):
             raise InvalidArgumentError("give either cache or cache_key")
         if cache is not None and not isinstance(cache, Cache):
             raise TypeError(f"cache is {type(cache).__name__}, a Cache is expected")
-        if isinstance(strategy, str):
-            strategies = {member.name.lower(): member.value for member in Strategy}
-            config.strategy = by_name(strategy, strategies, "strategy")
-        else:
-            config.strategy = as_int(strategy, "strategy")
+        config.strategy = _as_member(strategy, Strategy, "strategy")
+        config.isa = _as_member(isa, Isa, "isa")
         config.n_threads = as_int(n_threads, "n_threads")
         config.max_batch = as_int(max_batch, "max_batch")
         config.max_graphs = as_int(max_graphs, "max_graphs")
@@ -232,6 +250,7 @@ class Executor(Owner):
             check(lib.cellkv_executor_get_stats(executor, ctypes.byref(stats)))
         values = {field: getattr(stats, field) for field in ExecutorStats._fields}
         values["strategy"] = Strategy(values["strategy"])
+        values["isa"] = Isa(values["isa"])
         return ExecutorStats(**values)
 
 
@@ -279,6 +298,12 @@ def _as_program(program: Any, held: contextlib.ExitStack) -> _lib.cellkv_program
     if not address:
         raise InvalidArgumentError("program is NULL")
     return _lib.cellkv_program.from_address(address)
+
+
+def _as_member(value: Any, members: type[enum.IntEnum], what: str) -> int:
+    if isinstance(value, str):
+        return by_name(value, {member.name.lower(): member.value for member in members}, what)
+    return as_int(value, what)
 
 
 def _as_handles(seqs: Any, n_tokens: int) -> npt.NDArray[np.int64]:

@@ -108,8 +108,8 @@ static void start_rows(const struct work *work, int32_t kv_head, float *queries,
 }
 
 /* The attention of one head from its sum and softmax; the sink takes part in the latter. */
-static void finish(const struct ck_attention *attention, const float *sums,
-                   struct ck_softmax state, int32_t query, int32_t head) {
+static void finish(const struct ck_attention *attention, const float *sums, struct ck_softmax state,
+                   int32_t query, int32_t head) {
     const int32_t width = attention->v.width;
     float *out = attention->out +
                  ((size_t)query * (size_t)attention->n_heads + (size_t)head) * (size_t)width;

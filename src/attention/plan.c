@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/kernels/kernels.h"
 #include "cells/error.h"
 #include "cells/memory.h"
-#include "attention/kernels/kernels.h"
 
 enum {
     PIECES_PER_THREAD = 16,
@@ -67,8 +67,8 @@ static bool add_cost(struct ck_plan *plan, const struct ck_sight *sight, const s
 }
 
 static bool add_piece(struct ck_plan *plan, const struct ck_piece *piece) {
-    struct ck_piece *pieces = ck_make_room(plan->pieces, &plan->room_pieces,
-                                           (int64_t)plan->n_pieces + 1, sizeof *pieces);
+    struct ck_piece *pieces =
+        ck_make_room(plan->pieces, &plan->room_pieces, (int64_t)plan->n_pieces + 1, sizeof *pieces);
     if (pieces == NULL) {
         return false;
     }
@@ -82,8 +82,7 @@ static bool add_piece(struct ck_plan *plan, const struct ck_piece *piece) {
 static void trim_views(const struct ck_sight *sight, struct ck_piece *piece) {
     const struct ck_view *views = sight->views;
     int32_t first = piece->first_view, last = piece->first_view + piece->n_views;
-    while (first < last &&
-           (views[first].end <= piece->begin || views[first].begin >= piece->end)) {
+    while (first < last && (views[first].end <= piece->begin || views[first].begin >= piece->end)) {
         first++;
     }
     while (last > first &&
@@ -119,7 +118,8 @@ static bool cut_block(struct ck_plan *plan, const struct ck_sight *sight, const 
 
 /* ---- order ---- */
 
-/* By the rows they read first: pieces of interleaved sequences then walk through memory together. */
+/* By the rows they read first: pieces of interleaved sequences then walk through memory together.
+ */
 static int compare_pieces(const void *left, const void *right) {
     const struct ck_piece *a = left, *b = right;
     if (a->first_row != b->first_row) {

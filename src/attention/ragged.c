@@ -61,7 +61,8 @@ static struct ck_rows rows_of(const struct ggml_tensor *stored, cellkv_type type
 }
 
 static struct ck_attention attention_of(const struct ck_ragged_layer *layer,
-                                        struct ggml_tensor *memory, struct ggml_tensor *const *src) {
+                                        struct ggml_tensor *memory,
+                                        struct ggml_tensor *const *src) {
     const struct ggml_tensor *q = src[0], *k = src[1], *v = src[2], *sinks = src[3];
     return (struct ck_attention){
         .kernels = layer->kernels,
@@ -133,9 +134,8 @@ struct ck_ragged_nodes ck_ragged_attend(struct ggml_context *context, struct ck_
     nodes.merge = ggml_custom_inplace(context, nodes.compute, sources, n_sources, merge_parts,
                                       GGML_N_TASKS_MAX, layer);
     const size_t head_bytes = (size_t)layer->shape.head_dim_v * sizeof(float);
-    nodes.attention =
-        ggml_view_3d(context, nodes.merge, layer->shape.head_dim_v, layer->n_heads, q->ne[2],
-                     head_bytes, head_bytes * (size_t)layer->n_heads, 0);
+    nodes.attention = ggml_view_3d(context, nodes.merge, layer->shape.head_dim_v, layer->n_heads,
+                                   q->ne[2], head_bytes, head_bytes * (size_t)layer->n_heads, 0);
     return nodes;
 }
 
@@ -149,8 +149,9 @@ cellkv_status ck_ragged_probe(const struct ck_storage *storage, const cellkv_lay
     }
     for (int32_t l = 0; l < n_layers; l++) {
         const cellkv_layer *layer = &layers[l];
-        if (row_type(layer->type_k) != CK_N_ROW_TYPES && row_type(layer->type_v) != CK_N_ROW_TYPES &&
-            layer->head_dim_k % WIDTH_MULTIPLE == 0 && layer->head_dim_v % WIDTH_MULTIPLE == 0) {
+        if (row_type(layer->type_k) != CK_N_ROW_TYPES &&
+            row_type(layer->type_v) != CK_N_ROW_TYPES && layer->head_dim_k % WIDTH_MULTIPLE == 0 &&
+            layer->head_dim_v % WIDTH_MULTIPLE == 0) {
             continue;
         }
         return ck_fail(CELLKV_ERROR_UNSUPPORTED,

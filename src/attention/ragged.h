@@ -1,6 +1,6 @@
-/* The ragged strategy: each query reads the cells that it sees and no others, and cells that several
- * queries see are read once for all of them. Two custom ops of ggml's CPU backend: the pieces of a
- * plan, then the merging of their parts (a custom op has no barrier). */
+/* The ragged strategy: each query reads the cells that it sees and no others, and cells that
+ * several queries see are read once for all of them. Two custom ops of ggml's CPU backend: the
+ * pieces of a plan, then the merging of their parts (a custom op has no barrier). */
 #ifndef CELLKV_ATTENTION_RAGGED_H
 #define CELLKV_ATTENTION_RAGGED_H
 
@@ -22,9 +22,9 @@ struct ck_ragged_layer {
     const struct ck_kernels *kernels;
     const struct ck_sight *sight; /* of the layer's window */
     const struct ck_plan *plan;
-    int32_t n_threads;   /* the most that compute */
-    int32_t max_parts;   /* the most that the plan may have */
-    int32_t n_heads;     /* of queries */
+    int32_t n_threads; /* the most that compute */
+    int32_t max_parts; /* the most that the plan may have */
+    int32_t n_heads;   /* of queries */
     cellkv_layer shape;
     float scale, soft_cap;
     atomic_int next_piece; /* 0 before each run */
@@ -34,8 +34,8 @@ struct ck_ragged_layer {
 struct ck_ragged_nodes {
     struct ggml_tensor *write_k;
     struct ggml_tensor *write_v;
-    struct ggml_tensor *compute; /* F32: attention, then parts, then each thread's scratch */
-    struct ggml_tensor *merge;   /* the same memory, complete */
+    struct ggml_tensor *compute;   /* F32: attention, then parts, then each thread's scratch */
+    struct ggml_tensor *merge;     /* the same memory, complete */
     struct ggml_tensor *attention; /* F32 [head_dim_v, n_heads, n_tokens], a view of it */
 };
 

@@ -366,10 +366,9 @@ int32_t ck_cells_take_freed(struct ck_cells *cells, const int32_t **freed) {
     return table->n_taken;
 }
 
-void ck_cells_return_freed(struct ck_cells *cells) {
-    struct ck_table *table = &cells->table;
-    for (int32_t i = 0; i < table->n_taken; i++) {
-        ck_index_set_insert(&table->freed, table->taken[i]);
+void ck_cells_keep_written(struct ck_cells *cells, int32_t first, int32_t n) {
+    assert(cells->step.state == CK_STEP_PLACED && first >= 0 && n <= cells->step.n_tokens - first);
+    for (int32_t i = first; i < first + n; i++) {
+        ck_index_set_remove(&cells->table.freed, cells->step.cells[i]);
     }
-    table->n_taken = 0;
 }

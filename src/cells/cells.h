@@ -29,8 +29,8 @@ cellkv_status ck_cells_begin_step(struct ck_cells *cells, const int64_t *seqs,
                                   const int32_t *positions, int32_t n_tokens);
 
 /* Takes begin_step back, for a failure before compute began: cells, sequences, declaration (the one
- * before begin_step) and undo are as they were. Legal once, right after begin_step (take_freed and
- * return_freed may come between). */
+ * before begin_step) and undo are as they were. Legal once, right after begin_step (take_freed may
+ * come between). */
 void ck_cells_rollback_step(struct ck_cells *cells);
 
 /* The step just placed. */
@@ -40,12 +40,13 @@ struct ck_step ck_cells_step(const struct ck_cells *cells);
 int32_t ck_cells_extent(const struct ck_cells *cells);
 
 /* Cells that were freed since the last call (each at most once, whether or not occupied again by
- * now), ascending: their rows may hold anything. The array lives until the next call of this; the
- * list is empty afterwards. Cost: O(n). */
+ * now) and not written since, ascending: their rows may hold anything. The array lives until the
+ * next call of this; the list is empty afterwards. Cost: O(n). */
 int32_t ck_cells_take_freed(struct ck_cells *cells, const int32_t **freed);
 
-/* Puts taken cells back on that list, for a caller that could not clean them. Cannot fail. */
-void ck_cells_return_freed(struct ck_cells *cells);
+/* The rows of the placed step's tokens [first, first + n) have been written: their cells leave that
+ * list. Cost: O(n). */
+void ck_cells_keep_written(struct ck_cells *cells, int32_t first, int32_t n);
 
 /* ---- the control plane's half: the verbs of cache.h, with the same statuses and messages ---- */
 

@@ -11,7 +11,7 @@
 /* Invariants:
  *   owners[c]  = how many sequences' lists have c
  *   free       = { c : owners[c] == 0 },  used = its complement in [0, capacity)
- *   freed      = cells that were freed since the last take: used ones, too, if claimed again since
+ *   freed      = cells that were freed since the last take and not written since: used ones, too
  * Two sets instead of one because the lowest free and the highest used cell are both asked for.
  * Bytes for each cell: 4 position, 2 owners, 4 taken, 3 sets of 1/8 and a bit; sight's scratch
  * adds 4. `taken` is allocated in full, so that letting go of cells can never fail. */

@@ -58,9 +58,12 @@ static cellkv_status check_config(const cellkv_executor_config *config) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                        "give either config.cache or config.cache_key");
     }
-    if (config->strategy != CELLKV_STRATEGY_AUTO && config->strategy != CELLKV_STRATEGY_DENSE) {
+    if ((int)config->strategy < CELLKV_STRATEGY_AUTO || config->strategy > CELLKV_STRATEGY_RAGGED) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.strategy %d is none",
                        (int)config->strategy);
+    }
+    if ((int)config->isa < CELLKV_ISA_BEST || config->isa > CELLKV_ISA_NEON) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.isa %d is none", (int)config->isa);
     }
     if (config->n_threads < 0 || config->n_threads > MAX_THREADS) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "config.n_threads is %d, expected 0 .. %d",
@@ -136,18 +139,19 @@ static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache
 static cellkv_status scratch_init(struct ck_scratch *scratch, int32_t max_batch,
                                   int32_t n_windows) {
     scratch->rows = ck_calloc((size_t)max_batch, sizeof *scratch->rows);
-    scratch->sights = ck_calloc((size_t)n_windows, sizeof *scratch->sights);
-    if (scratch->rows == NULL || scratch->sights == NULL) {
+    scratch->steps = ck_calloc((size_t)n_windows, sizeof *scratch->steps);
+    if (scratch->rows == NULL || scratch->steps == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "executor: no memory");
     }
     return CELLKV_OK;
 }
 
 static void scratch_free(struct ck_scratch *scratch, int32_t n_windows) {
-    for (int32_t w = 0; scratch->sights != NULL && w < n_windows; w++) {
-        ck_sight_free(&scratch->sights[w]);
+    for (int32_t w = 0; scratch->steps != NULL && w < n_windows; w++) {
+        ck_sight_free(&scratch->steps[w].sight);
+        ck_plan_free(&scratch->steps[w].plan);
     }
-    ck_free(scratch->sights);
+    ck_free(scratch->steps);
     ck_free(scratch->rows);
     ck_free(scratch->mask);
     ck_free(scratch->outputs);
@@ -164,7 +168,6 @@ static bool abort_wanted(void *context) {
 static void adopt_config(cellkv_executor *executor, const cellkv_executor_config *config) {
     executor->program = *config->program;
     executor->program.layers = executor->cache->layers; /* equal, and they live as long */
-    executor->strategy = CELLKV_STRATEGY_DENSE;
     executor->max_batch = config->max_batch;
     executor->reuse_graphs = config->reuse_graphs;
     executor->should_abort = config->should_abort;
@@ -175,7 +178,56 @@ static void adopt_config(cellkv_executor *executor, const cellkv_executor_config
         .windows = &executor->windows,
         .storage = executor->cache->storage,
         .devices = &executor->devices,
+        .kernels = executor->strategy == CELLKV_STRATEGY_RAGGED ? ck_kernels(executor->isa) : NULL,
+        .steps = executor->scratch.steps,
     };
+}
+
+/* ---- strategy ---- */
+
+/* The kernels' word for an isa is the public one without BEST. */
+_Static_assert(CELLKV_ISA_C == CK_ISA_C + 1 && CELLKV_ISA_AVX2 == CK_ISA_AVX2 + 1 &&
+                   CELLKV_ISA_AVX512 == CK_ISA_AVX512 + 1 && CELLKV_ISA_NEON == CK_ISA_NEON + 1 &&
+                   CELLKV_ISA_NEON == CK_N_ISAS,
+               "both enums have the same order");
+
+static cellkv_status choose_ragged(cellkv_executor *executor,
+                                   const cellkv_executor_config *config) {
+    const cellkv_cache *cache = executor->cache;
+    cellkv_status status = ck_ragged_probe(cache->storage, cache->layers, cache->n_layers);
+    if (status != CELLKV_OK) {
+        return status;
+    }
+    executor->isa = config->isa == CELLKV_ISA_BEST ? ck_isa_best() : (enum ck_isa)(config->isa - 1);
+    if (!ck_isa_is_available(executor->isa)) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED,
+                       "isa %s: this build has no kernels for it, or this CPU cannot run them",
+                       ck_isa_name(executor->isa));
+    }
+    executor->strategy = CELLKV_STRATEGY_RAGGED;
+    return CELLKV_OK;
+}
+
+static cellkv_status choose_dense(cellkv_executor *executor) {
+    const cellkv_cache *cache = executor->cache;
+    executor->strategy = CELLKV_STRATEGY_DENSE;
+    return ck_dense_probe(cache->storage, cache->layers, cache->n_layers);
+}
+
+static cellkv_status choose_strategy(cellkv_executor *executor,
+                                     const cellkv_executor_config *config) {
+    const cellkv_cache *cache = executor->cache;
+    switch (config->strategy) {
+    case CELLKV_STRATEGY_DENSE:
+        return choose_dense(executor);
+    case CELLKV_STRATEGY_RAGGED:
+        return choose_ragged(executor, config);
+    case CELLKV_STRATEGY_AUTO:
+        break;
+    }
+    return ck_ragged_probe(cache->storage, cache->layers, cache->n_layers) == CELLKV_OK
+               ? choose_ragged(executor, config)
+               : choose_dense(executor);
 }
 
 /* Everything that can fail; what was made by then is freed by free_parts. */
@@ -183,7 +235,7 @@ static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor
     const cellkv_cache *cache = executor->cache;
     cellkv_status status = check_layers(config->program, cache);
     if (status == CELLKV_OK) {
-        status = ck_dense_probe(cache->storage, cache->layers, cache->n_layers);
+        status = choose_strategy(executor, config);
     }
     if (status == CELLKV_OK) {
         status = windows_init(&executor->windows, cache);
@@ -303,7 +355,11 @@ cellkv_status cellkv_executor_get_stats(cellkv_executor *executor, cellkv_execut
         .graph_bytes = ck_graph_cache_bytes(&executor->graphs),
         .n_attention_strayed = executor->n_strayed,
         .n_row_growths = executor->n_row_growths,
+        .step_us = executor->step_us,
+        .compute_us = executor->compute_us,
         .strategy = executor->strategy,
+        .isa = executor->strategy == CELLKV_STRATEGY_RAGGED ? (cellkv_isa)(executor->isa + 1)
+                                                            : CELLKV_ISA_BEST,
         .n_threads = executor->devices.n_threads,
     };
     atomic_store(&executor->busy, false);

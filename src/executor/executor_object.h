@@ -14,8 +14,8 @@
 
 /* Host copies of a slice's inputs, kept to be reused. */
 struct ck_scratch {
-    int64_t *rows;           /* [max_batch] */
-    struct ck_sight *sights; /* [n_windows] */
+    int64_t *rows;                /* [max_batch] */
+    struct ck_window_step *steps; /* [n_windows] */
     ggml_fp16_t *mask;
     size_t mask_size;     /* half floats there is room for */
     int32_t *outputs;     /* [cap_outputs] the slice's outputs, as indices into the slice */
@@ -27,6 +27,7 @@ struct cellkv_executor {
     cellkv_program program;
     cellkv_cache *cache;
     cellkv_strategy strategy; /* never AUTO */
+    enum ck_isa isa;          /* ragged only */
     int32_t max_batch;
     bool reuse_graphs;
     bool (*should_abort)(void *context);
@@ -47,6 +48,8 @@ struct cellkv_executor {
     int64_t n_tokens;
     int64_t n_strayed;
     int64_t n_row_growths;
+    int64_t step_us;    /* in steps */
+    int64_t compute_us; /* in their graphs */
 };
 
 #endif

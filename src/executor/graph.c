@@ -8,7 +8,6 @@
 #include "cells/memory.h"
 
 enum {
-    PINNED_PER_LAYER = 3,
     BASE_TENSORS = 256,
     TENSORS_PER_LAYER = 64,
 };
@@ -124,32 +123,68 @@ static bool check_layer(cellkv_graph *graph, int32_t index) {
     return true;
 }
 
+static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
+                                        struct ggml_tensor *k, struct ggml_tensor *v,
+                                        const cellkv_attend_params *params,
+                                        struct ggml_tensor **pinned) {
+    const struct ck_graph_context *shared = graph->shared;
+    const struct ck_dense_nodes nodes =
+        ck_dense_attend(graph->context, ck_storage_k(shared->storage, layer),
+                        ck_storage_v(shared->storage, layer), &shared->layers[layer], q, k, v,
+                        graph->rows, graph->masks[shared->windows->of_layer[layer]], params);
+    pinned[0] = nodes.write_k;
+    pinned[1] = nodes.write_v;
+    pinned[2] = nodes.attention;
+    return nodes.attention;
+}
+
+static struct ggml_tensor *attend_ragged(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
+                                         struct ggml_tensor *k, struct ggml_tensor *v,
+                                         const cellkv_attend_params *params,
+                                         struct ggml_tensor **pinned) {
+    const struct ck_graph_context *shared = graph->shared;
+    const struct ck_window_step *step = &shared->steps[shared->windows->of_layer[layer]];
+    struct ck_ragged_layer *ragged = &graph->ragged[layer];
+    *ragged = (struct ck_ragged_layer){
+        .kernels = shared->kernels,
+        .sight = &step->sight,
+        .plan = &step->plan,
+        .n_threads = shared->devices->n_threads,
+        .max_parts = graph->shape.n_parts,
+        .shape = shared->layers[layer],
+    };
+    const struct ck_ragged_nodes nodes =
+        ck_ragged_attend(graph->context, ragged, ck_storage_k(shared->storage, layer),
+                         ck_storage_v(shared->storage, layer), q, k, v, graph->rows, params);
+    pinned[0] = nodes.write_k;
+    pinned[1] = nodes.write_v;
+    pinned[2] = nodes.compute;
+    pinned[3] = nodes.merge;
+    return nodes.attention;
+}
+
 struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                   struct ggml_tensor *k, struct ggml_tensor *v,
                                   const cellkv_attend_params *params) {
     if (!check_layer(graph, layer)) {
         return NULL;
     }
-    const struct ck_graph_context *shared = graph->shared;
-    const cellkv_layer *shape = &shared->layers[layer];
-    if (!check_qkv(graph, layer, shape, q, k, v) || !check_params(graph, layer, q, params)) {
+    if (!check_qkv(graph, layer, &graph->shared->layers[layer], q, k, v) ||
+        !check_params(graph, layer, q, params)) {
         return NULL;
     }
-
-    struct ggml_tensor *mask = graph->masks[shared->windows->of_layer[layer]];
-    struct ck_dense_nodes nodes = ck_dense_attend(
-        graph->context, ck_storage_k(shared->storage, layer), ck_storage_v(shared->storage, layer),
-        shape, q, k, v, graph->rows, mask, params);
-    struct ggml_tensor **pinned = graph->pinned + (size_t)layer * PINNED_PER_LAYER;
-    pinned[0] = nodes.write_k;
-    pinned[1] = nodes.write_v;
-    pinned[2] = nodes.attention;
+    struct ggml_tensor **pinned = graph->pinned + (size_t)layer * CK_PINNED_PER_LAYER;
+    struct ggml_tensor *attention = graph->ragged != NULL
+                                        ? attend_ragged(graph, layer, q, k, v, params, pinned)
+                                        : attend_dense(graph, layer, q, k, v, params, pinned);
     /* Also when nobody reads the result: the K and V must be written. */
-    ggml_build_forward_expand(graph->nodes, nodes.write_k);
-    ggml_build_forward_expand(graph->nodes, nodes.write_v);
-    ggml_build_forward_expand(graph->nodes, nodes.attention);
+    for (int i = 0; i < CK_PINNED_PER_LAYER; i++) {
+        if (pinned[i] != NULL) {
+            ggml_build_forward_expand(graph->nodes, pinned[i]);
+        }
+    }
     graph->attended[layer] = true;
-    return nodes.attention;
+    return attention;
 }
 
 /* ---- building ---- */
@@ -177,7 +212,7 @@ static void make_inputs(cellkv_graph *graph) {
     if (shape->n_outputs > 0) {
         graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, 1, "outputs");
     }
-    for (int32_t w = 0; w < graph->shared->windows->n_windows; w++) {
+    for (int32_t w = 0; graph->ragged == NULL && w < graph->shared->windows->n_windows; w++) {
         graph->masks[w] = new_input(graph, GGML_TYPE_F16, shape->extent, shape->n_tokens, "mask");
     }
 }
@@ -295,9 +330,13 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     graph->shared = shared;
     graph->shape = *shape;
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
-    graph->pinned = ck_calloc(n_layers * PINNED_PER_LAYER, sizeof(struct ggml_tensor *));
+    graph->pinned = ck_calloc(n_layers * CK_PINNED_PER_LAYER, sizeof(struct ggml_tensor *));
     graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
-    if (graph->masks == NULL || graph->pinned == NULL || graph->attended == NULL) {
+    if (shared->kernels != NULL) {
+        graph->ragged = ck_calloc(n_layers, sizeof *graph->ragged);
+    }
+    if (graph->masks == NULL || graph->pinned == NULL || graph->attended == NULL ||
+        (graph->ragged == NULL) != (shared->kernels == NULL)) {
         ck_graph_free(graph);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
     }
@@ -324,18 +363,21 @@ static cellkv_status describe_new(const struct ck_graph_context *shared,
 /* ---- allocating ---- */
 
 static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler) {
-    const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
+    const int32_t n = CK_PINNED_PER_LAYER * graph->shared->program->n_layers;
     for (int32_t i = 0; i < n; i++) {
-        ggml_backend_sched_set_tensor_backend(scheduler, graph->pinned[i],
-                                              graph->shared->devices->rows_backend);
+        if (graph->pinned[i] != NULL) {
+            ggml_backend_sched_set_tensor_backend(scheduler, graph->pinned[i],
+                                                  graph->shared->devices->rows_backend);
+        }
     }
 }
 
 static void count_strayed(cellkv_graph *graph) {
-    const int32_t n = PINNED_PER_LAYER * graph->shared->program->n_layers;
+    const int32_t n = CK_PINNED_PER_LAYER * graph->shared->program->n_layers;
     for (int32_t i = 0; i < n; i++) {
-        if (ggml_backend_sched_get_tensor_backend(graph->scheduler, graph->pinned[i]) !=
-            graph->shared->devices->rows_backend) {
+        if (graph->pinned[i] != NULL &&
+            ggml_backend_sched_get_tensor_backend(graph->scheduler, graph->pinned[i]) !=
+                graph->shared->devices->rows_backend) {
             graph->n_strayed++;
         }
     }
@@ -424,7 +466,14 @@ void ck_graph_free(cellkv_graph *graph) {
     ck_free(graph->masks);
     ck_free(graph->pinned);
     ck_free(graph->attended);
+    ck_free(graph->ragged);
     ck_free(graph);
+}
+
+void ck_graph_rewind(cellkv_graph *graph) {
+    for (int32_t l = 0; graph->ragged != NULL && l < graph->shared->program->n_layers; l++) {
+        atomic_store(&graph->ragged[l].next_piece, 0);
+    }
 }
 
 int64_t ck_graph_bytes(const cellkv_graph *graph) {

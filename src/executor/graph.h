@@ -11,6 +11,7 @@
 
 #include <cellkv/executor.h>
 
+#include "attention/ragged.h"
 #include "cells/sight.h"
 #include "executor/devices.h"
 #include "storage/storage.h"
@@ -19,7 +20,8 @@
 struct ck_shape {
     int32_t n_tokens;
     int32_t n_outputs;
-    int32_t extent; /* rows that dense attention reads, a multiple of CK_ROW_PADDING */
+    int32_t extent;  /* dense: the rows that are read, a multiple of CK_ROW_PADDING; else 0 */
+    int32_t n_parts; /* ragged: the most parts of a plan, rounded up; else 0 */
 };
 
 /* The layers' distinct windows: layers of one window share one sight, one mask. */
@@ -29,6 +31,12 @@ struct ck_windows {
     int32_t *of_layer; /* [n_layers] index into sizes */
 };
 
+/* What a slice's attention reads beside tensors, for one window. */
+struct ck_window_step {
+    struct ck_sight sight;
+    struct ck_plan plan; /* ragged only */
+};
+
 /* What all graphs of an executor share; owned by the executor, outlives the graphs. */
 struct ck_graph_context {
     const cellkv_program *program;
@@ -36,7 +44,11 @@ struct ck_graph_context {
     const struct ck_windows *windows;
     const struct ck_storage *storage;
     const struct ck_devices *devices;
+    const struct ck_kernels *kernels;   /* NULL: strategy dense */
+    const struct ck_window_step *steps; /* [n_windows] */
 };
+
+enum { CK_PINNED_PER_LAYER = 4 };
 
 struct cellkv_graph {
     const struct ck_graph_context *shared;
@@ -51,14 +63,15 @@ struct cellkv_graph {
     struct ggml_tensor *positions; /* I32 [n_tokens] */
     struct ggml_tensor *outputs;   /* I32 [n_outputs]; NULL if there are none */
     struct ggml_tensor *rows;      /* I64 [n_tokens] */
-    struct ggml_tensor **masks;    /* [n_windows] F16 [extent, n_tokens] */
+    struct ggml_tensor **masks;    /* [n_windows] F16 [extent, n_tokens]; dense only */
 
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 
     /* attention: what must run where the rows are */
-    struct ggml_tensor **pinned; /* [3 * n_layers], those of attended layers are set */
+    struct ggml_tensor **pinned; /* [CK_PINNED_PER_LAYER * n_layers]; NULL: a strategy needs less */
     bool *attended;              /* [n_layers] */
-    int32_t n_strayed;           /* pinned nodes that the scheduler put elsewhere */
+    struct ck_ragged_layer *ragged; /* [n_layers]; NULL: strategy dense */
+    int32_t n_strayed;              /* pinned nodes that the scheduler put elsewhere */
 
     cellkv_status status; /* the first failure while building */
 };
@@ -68,6 +81,9 @@ struct cellkv_graph {
 cellkv_status ck_graph_new(const struct ck_graph_context *shared, const struct ck_shape *shape,
                            struct cellkv_graph **graph);
 void ck_graph_free(struct cellkv_graph *graph);
+
+/* To be called before each run of a ragged graph: no piece has been taken yet. */
+void ck_graph_rewind(struct cellkv_graph *graph);
 
 /* Bytes of nodes and compute buffers. */
 int64_t ck_graph_bytes(const struct cellkv_graph *graph);

@@ -27,7 +27,8 @@ void ck_graph_cache_drop(struct ck_graph_cache *cache) {
 }
 
 static bool is_same_shape(const struct ck_shape *a, const struct ck_shape *b) {
-    return a->n_tokens == b->n_tokens && a->n_outputs == b->n_outputs && a->extent == b->extent;
+    return a->n_tokens == b->n_tokens && a->n_outputs == b->n_outputs && a->extent == b->extent &&
+           a->n_parts == b->n_parts;
 }
 
 static struct cellkv_graph *move_to_front(struct ck_graph_cache *cache, int32_t i) {

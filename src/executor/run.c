@@ -6,6 +6,10 @@
 #include "cells/memory.h"
 #include "executor_object.h"
 
+/* Graphs of ragged attention have room for this many parts, or a power of 2 times as many: a decode
+ * loop's parts grow with its sequences, and its graph should not change with each. */
+enum { MIN_PARTS = 64 };
+
 /* The part of a step that is computed at once. */
 struct slice {
     int32_t first;
@@ -92,11 +96,15 @@ static void find_outputs(struct ck_scratch *scratch, const cellkv_step *step, st
     }
 }
 
-static cellkv_status find_sights(cellkv_executor *executor, const struct slice *slice) {
+/* Each window's sight, and for ragged attention its plan. */
+static cellkv_status prepare_windows(cellkv_executor *executor, const struct slice *slice) {
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
-        cellkv_status status =
-            ck_sight_build(&executor->scratch.sights[w], executor->cache->cells, slice->first,
-                           slice->n_tokens, executor->windows.sizes[w]);
+        struct ck_window_step *step = &executor->scratch.steps[w];
+        cellkv_status status = ck_sight_build(&step->sight, executor->cache->cells, slice->first,
+                                              slice->n_tokens, executor->windows.sizes[w]);
+        if (status == CELLKV_OK && executor->strategy == CELLKV_STRATEGY_RAGGED) {
+            status = ck_plan_build(&step->plan, &step->sight, executor->devices.n_threads);
+        }
         if (status != CELLKV_OK) {
             return status;
         }
@@ -138,18 +146,23 @@ static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
     set_input(graph->rows, scratch->rows);
     set_input(graph->outputs, scratch->outputs);
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
-        ck_dense_render_mask(&scratch->sights[w], graph->shape.extent, scratch->mask);
-        set_input(graph->masks[w], scratch->mask);
+        if (graph->masks[w] != NULL) {
+            ck_dense_render_mask(&scratch->steps[w].sight, graph->shape.extent, scratch->mask);
+            set_input(graph->masks[w], scratch->mask);
+        }
     }
+    ck_graph_rewind(graph);
 }
 
 static cellkv_status compute(cellkv_executor *executor, struct cellkv_graph *graph) {
     enum ggml_status status = GGML_STATUS_ABORTED;
     executor->n_strayed += graph->n_strayed;
     if (!atomic_load(&executor->abort)) {
+        const int64_t start = ggml_time_us();
         status = ck_allocation_should_fail()
                      ? GGML_STATUS_ALLOC_FAILED /* ggml's work buffer, say */
                      : ggml_backend_sched_graph_compute(graph->scheduler, graph->nodes);
+        executor->compute_us += ggml_time_us() - start;
     }
     if (status == GGML_STATUS_SUCCESS) {
         return CELLKV_OK;
@@ -176,16 +189,27 @@ static void read_results(const cellkv_executor *executor, const struct cellkv_gr
     }
 }
 
+static struct ck_shape find_shape(const cellkv_executor *executor, const struct slice *slice) {
+    struct ck_shape shape = {.n_tokens = slice->n_tokens, .n_outputs = slice->n_outputs};
+    if (executor->strategy == CELLKV_STRATEGY_DENSE) {
+        shape.extent = ck_pad_rows(ck_cells_extent(executor->cache->cells));
+        return shape;
+    }
+    shape.n_parts = MIN_PARTS;
+    for (int32_t w = 0; w < executor->windows.n_windows; w++) {
+        while (shape.n_parts < executor->scratch.steps[w].plan.n_parts) {
+            shape.n_parts *= 2;
+        }
+    }
+    return shape;
+}
+
 /* All of a slice that can fail before its compute begins. */
 static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step *step,
                                    struct slice *slice, struct cellkv_graph **graph) {
     find_outputs(&executor->scratch, step, slice);
-    const struct ck_shape shape = {
-        .n_tokens = slice->n_tokens,
-        .n_outputs = slice->n_outputs,
-        .extent = ck_pad_rows(ck_cells_extent(executor->cache->cells)),
-    };
-    cellkv_status status = find_sights(executor, slice);
+    cellkv_status status = prepare_windows(executor, slice);
+    const struct ck_shape shape = find_shape(executor, slice);
     if (status == CELLKV_OK) {
         status = reserve_mask(&executor->scratch, &shape);
     }
@@ -206,13 +230,18 @@ static void drop_stale_graphs(cellkv_executor *executor) {
     executor->generation = generation;
 }
 
+/* Dense attention reads freed rows, too, so they must hold no NaN. Ragged attention reads none, and
+ * leaves them to the next dense step. */
 static void zero_freed_rows(cellkv_executor *executor) {
+    if (executor->strategy != CELLKV_STRATEGY_DENSE) {
+        return;
+    }
     const int32_t *freed;
     const int32_t n = ck_cells_take_freed(executor->cache->cells, &freed);
     ck_storage_zero_rows(executor->cache->storage, freed, n);
 }
 
-/* Room for the placed step. Dense attention reads freed rows, too, so they must hold no NaN. */
+/* Room for the placed step. */
 static cellkv_status prepare_rows(cellkv_executor *executor) {
     struct ck_storage *storage = executor->cache->storage;
     const int32_t rows = executor->cache->storage_class->rows(storage);
@@ -244,6 +273,7 @@ static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *st
         if (status != CELLKV_OK) {
             return status;
         }
+        ck_cells_keep_written(executor->cache->cells, slice.first, slice.n_tokens);
         read_results(executor, graph, &slice, results);
         *n_done += slice.n_tokens;
         executor->n_tokens += slice.n_tokens;
@@ -297,7 +327,9 @@ cellkv_status cellkv_executor_run(cellkv_executor *executor, const cellkv_step *
     if (status == CELLKV_OK) {
         atomic_store(&executor->abort, false);
         atomic_store(&executor->running, true);
+        const int64_t start = ggml_time_us();
         status = run_claimed(executor, step, results, &done);
+        executor->step_us += ggml_time_us() - start;
         atomic_store(&executor->running, false);
         ck_cache_leave(executor->cache);
     }
