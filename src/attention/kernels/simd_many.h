@@ -14,8 +14,9 @@ CK_INLINE void pack_square(const char *const rows[LANES], enum ck_row_type type,
         square[lane] = vec_zero();
     }
     vec_transpose(square);
+    int32_t n_elements = half ? 8 : LANES;
     UNROLLED
-    for (int32_t i = 0; i < (half ? 8 : LANES); i++) {
+    for (int32_t i = 0; i < n_elements; i++) {
         vec_store(packed + (size_t)(begin + i) * CK_TILE, square[i]);
     }
 }
