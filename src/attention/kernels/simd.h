@@ -1,0 +1,99 @@
+/* The kernels in vectors, for any instruction set. A file that includes this has defined, for its
+ * own vectors:
+ *
+ *   vec, LANES                      LANES floats: 4, 8 or 16
+ *   FEW_BLOCK                       query rows that `scores` and `values` take at once, <= 4
+ *   MULTIPLY_VECTORS                vectors of columns that `multiply` takes at once, <= 4
+ *   vec_zero, vec_all               the same float in each lane
+ *   vec_load, vec_store             at any alignment
+ *   vec_load_half, vec_store_half   8 floats of 16 lanes, the others 0; called with 16 lanes only
+ *   vec_row, vec_row_half           the same from a stored row, converted
+ *   vec_add, _sub, _mul, _div       by lane
+ *   vec_fma(a, b, c)                a * b + c, rounded once
+ *   vec_larger(x, y)                y where x is NaN
+ *   vec_smaller(x, y)               x where x is NaN
+ *   vec_magnitude, vec_copy_sign(magnitude, sign)
+ *   vec_keep_range(x, first, range) x in the lanes where first + lane is in it, -INFINITY elsewhere
+ *   vec_zero_below(x, limit, y)     0 where x < limit, else y
+ *   vec_scale(x, t)                 x * 2^n, where n is in the low bits of t
+ *   vec_highest_bits(a, b)          the higher magnitude, compared as integers: NaN is above all
+ *   vec_is_finite                   every lane
+ *   vec_largest, vec_total          over the lanes; no lane is NaN for the former
+ *   vec_sum_four(a, b, c, d)        for each four lanes, the sums over them of a, b, c and d
+ *   vec_sum_fours(v)                the sums of LANES vectors from LANES / 4 results of the former
+ *   vec_transpose(v)                LANES vectors, in place
+ */
+#ifndef CELLKV_ATTENTION_KERNELS_SIMD_H
+#define CELLKV_ATTENTION_KERNELS_SIMD_H
+
+#include <math.h>
+
+/* Arrays of vectors stay in registers only where every loop over them is unrolled. */
+#ifdef __clang__
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
+
+/* The parts, each of at most `most`, that differ in size the least. */
+CK_INLINE int32_t even_part(int32_t n, int32_t most) {
+    int32_t n_parts = (n + most - 1) / most;
+    return (n + n_parts - 1) / n_parts;
+}
+
+CK_INLINE int32_t smaller_of(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+/* Where `half` is a constant, these are one instruction. */
+CK_INLINE vec load_part(const float *from, bool half) {
+    return half ? vec_load_half(from) : vec_load(from);
+}
+
+CK_INLINE void store_part(float *to, vec v, bool half) {
+    if (half) {
+        vec_store_half(to, v);
+    } else {
+        vec_store(to, v);
+    }
+}
+
+CK_INLINE vec row_part(const char *row, enum ck_row_type type, int32_t begin, bool half) {
+    const char *from = row + (size_t)begin * ck_element_size(type);
+    return half ? vec_row_half(from, type) : vec_row(from, type);
+}
+
+#include "attention/kernels/simd_few.h"
+#include "attention/kernels/simd_many.h"
+#include "attention/kernels/simd_softmax.h"
+
+#define FOR_ROW_TYPE(suffix, type)                                                                 \
+    static void scores_##suffix(const struct ck_tile *k, const float *queries, int32_t n_rows,     \
+                                float *out) {                                                      \
+        scores(k, type, queries, n_rows, out);                                                     \
+    }                                                                                              \
+    static void values_##suffix(const struct ck_tile *v, const float *weights,                     \
+                                const float *factors, int32_t n_rows, float *sums) {               \
+        values(v, type, weights, factors, n_rows, sums);                                           \
+    }                                                                                              \
+    static void pack_k_##suffix(const struct ck_tile *k, float *packed) {                          \
+        pack_k(k, type, packed);                                                                   \
+    }                                                                                              \
+    static bool pack_v_##suffix(const struct ck_tile *v, float *packed) {                          \
+        return pack_v(v, type, packed);                                                            \
+    }
+
+FOR_ROW_TYPE(f32, CK_ROW_F32)
+FOR_ROW_TYPE(f16, CK_ROW_F16)
+FOR_ROW_TYPE(bf16, CK_ROW_BF16)
+
+static const struct ck_kernels simd_kernels = {
+    .scores = {scores_f32, scores_f16, scores_bf16},
+    .values = {values_f32, values_f16, values_bf16},
+    .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16},
+    .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16},
+    .multiply = multiply,
+    .weigh = weigh,
+};
+
+#endif
