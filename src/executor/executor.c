@@ -186,9 +186,9 @@ static void adopt_config(cellkv_executor *executor, const cellkv_executor_config
 /* ---- strategy ---- */
 
 /* The kernels' word for an isa is the public one without BEST. */
-_Static_assert(CELLKV_ISA_C == CK_ISA_C + 1 && CELLKV_ISA_AVX2 == CK_ISA_AVX2 + 1 &&
-                   CELLKV_ISA_AVX512 == CK_ISA_AVX512 + 1 && CELLKV_ISA_NEON == CK_ISA_NEON + 1 &&
-                   CELLKV_ISA_NEON == CK_N_ISAS,
+_Static_assert((int)CELLKV_ISA_C == CK_ISA_C + 1 && (int)CELLKV_ISA_AVX2 == CK_ISA_AVX2 + 1 &&
+                   (int)CELLKV_ISA_AVX512 == CK_ISA_AVX512 + 1 &&
+                   (int)CELLKV_ISA_NEON == CK_ISA_NEON + 1 && (int)CELLKV_ISA_NEON == CK_N_ISAS,
                "both enums have the same order");
 
 static cellkv_status choose_ragged(cellkv_executor *executor,
