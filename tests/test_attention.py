@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import cellkv
+import oracle
 from table_program import random_tables
-from world import NewWorld, World
+from world import DENSE_TOLERANCE, NewWorld, World
 
 SHAPES = {
     "one head": {"n_heads": 1, "n_kv_heads": 1, "head_dim_k": 64, "head_dim_v": 64},
@@ -160,3 +161,112 @@ def test_poison_in_freed_rows_does_no_harm(
             world.open("a")
         world.prefill("a", n_tokens)  # over some freed rows, beside the others
         world.step(["a"])
+
+
+@pytest.mark.parametrize("type_name", ["f32", "f16"])
+def test_dense_after_ragged_keeps_what_was_written_into_freed_rows(type_name: str) -> None:
+    tables = random_tables(np.random.default_rng(6))
+    for table in tables:
+        table.k[0] = table.v[0] = np.nan
+    with World(tables, type_k=type_name, type_v=type_name, strategy="ragged") as world:
+        world.random_tokens = lambda n: [1 + i % 63 for i in range(n)]  # type: ignore[method-assign]
+        world.open("poisoned", "a")
+        world.executor.run([0] * 30, world.handles["poisoned"])
+        world.close("poisoned")
+        world.prefill("a", 10)  # into rows that were freed
+        with cellkv.Executor(world.program.address, world.cache, strategy="dense") as dense:
+            for n in (1, 70):
+                tokens = world.random_tokens(n)
+                results = dense.run(tokens, world.handles["a"], outputs="all")
+                world.tolerance = max(DENSE_TOLERANCE[name] for name in world.types)
+                world.check(["a"] * n, tokens, results)
+
+
+# ---- what ragged promises beyond dense ----
+
+
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("n_tokens", [1, 5, 63, 64, 65, 200])
+def test_ragged_never_reads_what_a_query_does_not_see(type_name: str, n_tokens: int) -> None:
+    """NaN in cells of other sequences, in a query's own future and before its window."""
+    tables = random_tables(np.random.default_rng(8), (0, 16))
+    poison = 0
+    for table in tables:
+        table.k[poison] = np.nan
+        table.v[poison] = np.inf
+    with World(tables, type_k=type_name, type_v=type_name) as world:
+        world.random_tokens = lambda n: [1 + i % 63 for i in range(n)]  # type: ignore[method-assign]
+        world.open("poisoned", "a", "windowed")
+        world.executor.run([poison] * 100, world.handles["poisoned"])
+        world.prefill("a", n_tokens)
+        clean = [1 + i % 63 for i in range(n_tokens)]
+        tokens = [*clean, *[poison] * 3]
+        results = world.executor.run(tokens, world.handles["a"], outputs=range(n_tokens))
+        world.check(["a"] * n_tokens, clean, results)
+        world.rewind("a", world.truth["a"].next_pos)
+        world.executor.run([poison] * 2, world.handles["windowed"])
+        world.executor.run([1] * 16, world.handles["windowed"])
+        result = world.executor.run([2], world.handles["windowed"])[0]
+        unlimited, windowed = np.split(result, 2)
+        assert np.isnan(unlimited).all()
+        assert np.isfinite(windowed).all()
+        world.step(["a"])
+
+
+@pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])
+def test_a_sequences_outputs_do_not_depend_on_who_else_is_in_the_step(type_name: str) -> None:
+    tables = random_tables(np.random.default_rng(9), (0, 40))
+    options = {"type_k": type_name, "type_v": type_name, "strategy": "ragged", "n_threads": 2}
+    with World(tables, **options) as world:
+        world.open("a")
+        world.prefill("a", 300)
+        for name in "bcdefgh":
+            world.clone("a", name, upto=250)
+        world.open("i")
+        world.prefill("i", 700)
+        for names in (["a", "b"], [*"abcdefghi"], [*"aaiihb"] * 20):
+            tokens = world.random_tokens(len(names))
+            owned = [i for i, name in enumerate(names) if name == "a"]
+            handle = world.handles["a"]
+            alone = world.executor.run([tokens[i] for i in owned], handle, outputs="all")
+            world.cache.undo_step()
+            together = world.step(names, tokens)[owned]
+            for one, other in zip(alone, together, strict=True):
+                assert oracle.relative_error(one, other) < 1e-6
+
+
+def test_the_same_step_gives_the_same_bits(new_world: NewWorld) -> None:
+    tables = random_tables(np.random.default_rng(10), (0, 40))
+    with new_world(tables, type_k="f16", type_v="f16", n_threads=2) as world:
+        world.open("a", "b")
+        world.prefill("a", 900)
+        world.clone("a", "c", upto=800)
+        names = ["a", "b", "c", "a"] * 9
+        tokens = world.random_tokens(len(names))
+        first = world.step(names, tokens)
+        seqs = [world.handles[name] for name in names]
+        for _ in range(20):
+            world.cache.undo_step()
+            again = world.executor.run(tokens, seqs, outputs="all")
+            np.testing.assert_array_equal(again, first)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2, 3, 7])
+def test_any_number_of_threads(new_world: NewWorld, n_threads: int) -> None:
+    tables = random_tables(np.random.default_rng(11), (0, 40))
+    with new_world(tables, n_threads=n_threads) as world:
+        run_a_while(world)
+        world.step(["b"] * 700)
+        world.step(["a", "b", "c"])
+
+
+def test_ragged_is_more_exact_than_dense() -> None:
+    for type_name in ("f16", "bf16"):
+        worst = {}
+        for strategy in ("dense", "ragged"):
+            tables = random_tables(np.random.default_rng(12))
+            options = {"type_k": type_name, "type_v": type_name, "strategy": strategy}
+            with World(tables, **options) as world:
+                run_a_while(world)
+                worst[strategy] = world.worst
+        assert worst["ragged"] < worst["dense"] / 100
