@@ -6,7 +6,8 @@
  * `pack_v` turn the tile into floats once, `multiply` does the rest. `weigh` is the softmax between
  * the two halves of either form.
  *
- * All sums are f32. No function reads a cell that it is not given, or a byte past a row's last. */
+ * All sums are f32, and what comes out for a query row does not depend on the other rows of the
+ * call. No function reads a cell that it is not given, or a byte past a row's last. */
 #ifndef CELLKV_ATTENTION_KERNELS_KERNELS_H
 #define CELLKV_ATTENTION_KERNELS_KERNELS_H
 
@@ -29,7 +30,7 @@ struct ck_tile {
     int32_t width;           /* elements of the head's part, a multiple of 8, >= 8 */
     int32_t n_cells;         /* 1 .. CK_TILE */
     const int32_t *cells;    /* [n_cells] the rows, in any order */
-    const int32_t *upcoming; /* [n_upcoming] rows that will be read next: to be prefetched */
+    const int32_t *upcoming; /* [n_upcoming] rows to be prefetched: the next tile's */
     int32_t n_upcoming;      /* 0 .. CK_TILE */
 };
 
@@ -39,7 +40,7 @@ struct ck_softmax {
     float sum;     /* of exp(score - maximum) */
 };
 
-/* The cells of a tile that a query row sees: [begin, end), may be empty. */
+/* The cells of a tile that a query row sees: [begin, end) of its n_cells, may be empty. */
 struct ck_range {
     int32_t begin;
     int32_t end;
@@ -76,9 +77,9 @@ struct ck_kernels {
      * takes the soft-cap (> 0: score = soft_cap * tanh(score / soft_cap)), raises the row's
      * maximum, turns the scores into weights exp(score - maximum), adds them to its sum, scaled to
      * the new maximum by factors[r] = exp(old maximum - new maximum). Weights at c < n_cells
-     * outside the range are 0, whatever was there, NaN included. A row that has seen no finite
-     * score keeps maximum -INFINITY, weights 0 and factor 1; a NaN score in its range makes its sum
-     * NaN. */
+     * outside the range are 0, whatever was there, NaN included; those at c >= n_cells may be
+     * overwritten with anything. A row that has seen no finite score keeps maximum -INFINITY,
+     * weights 0 and factor 1; a NaN score in its range makes its sum NaN. */
     void (*weigh)(float *scores, const struct ck_range *ranges, int32_t n_rows, int32_t n_cells,
                   float soft_cap, struct ck_softmax *states, float *factors);
 };

@@ -118,8 +118,8 @@ struct value_block {
     struct ck_prefetch *prefetch; /* or NULL */
 };
 
-CK_INLINE void value_block(const struct value_block *block, enum ck_row_type type, int32_t n_rows,
-                           int32_t n_vectors, bool half) {
+CK_INLINE void add_weighted(const struct value_block *block, enum ck_row_type type, int32_t n_rows,
+                            int32_t n_vectors, bool half) {
     const struct ck_tile *v = block->v;
     float *to = block->sums + block->begin;
     size_t width = (size_t)v->width;
@@ -161,20 +161,20 @@ CK_INLINE void value_columns(const struct value_block *block, enum ck_row_type t
     switch (n_vectors) {
     case 0: /* what is left is half a vector */
         if (LANES > 8) {
-            value_block(block, type, n_rows, 1, true);
+            add_weighted(block, type, n_rows, 1, true);
         }
         break;
     case 1:
-        value_block(block, type, n_rows, 1, false);
+        add_weighted(block, type, n_rows, 1, false);
         break;
     case 2:
-        value_block(block, type, n_rows, 2, false);
+        add_weighted(block, type, n_rows, 2, false);
         break;
     case 3:
-        value_block(block, type, n_rows, 3, false);
+        add_weighted(block, type, n_rows, 3, false);
         break;
     case 4:
-        value_block(block, type, n_rows, 4, false);
+        add_weighted(block, type, n_rows, 4, false);
         break;
     }
 }

@@ -1,0 +1,129 @@
+#define _DEFAULT_SOURCE
+
+#include "kernel_support.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { GUARD = 128 };
+
+struct fence fence_new(size_t size) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    size = (size + GUARD + page - 1) / page * page;
+    char *start =
+        mmap(NULL, size + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(start != MAP_FAILED);
+    CHECK(mprotect(start + size, page, PROT_NONE) == 0);
+    return (struct fence){.end = start + size, .size = size};
+}
+
+void fence_free(struct fence *fence) {
+    munmap(fence->end - fence->size, fence->size + (size_t)sysconf(_SC_PAGESIZE));
+}
+
+void *fence_take(const struct fence *fence, size_t bytes) {
+    CHECK(bytes + GUARD <= fence->size);
+    memset(fence->end - bytes - GUARD, 0xa5, GUARD);
+    return memset(fence->end - bytes, 0xff, bytes);
+}
+
+void fence_check(const struct fence *fence, size_t bytes) {
+    for (size_t i = 1; i <= GUARD; i++) {
+        CHECK((unsigned char)*(fence->end - bytes - i) == 0xa5);
+    }
+}
+
+size_t type_size(enum ck_row_type type) {
+    return type == CK_ROW_F32 ? 4 : 2;
+}
+
+double stored_value(const char *at, enum ck_row_type type) {
+    if (type == CK_ROW_F32) {
+        float value;
+        memcpy(&value, at, sizeof value);
+        return value;
+    }
+    uint16_t bits;
+    memcpy(&bits, at, sizeof bits);
+    int exponent_bits = type == CK_ROW_F16 ? 5 : 8;
+    int mantissa_bits = 15 - exponent_bits;
+    int exponent = bits >> mantissa_bits & ((1 << exponent_bits) - 1);
+    int mantissa = bits & ((1 << mantissa_bits) - 1);
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    double magnitude;
+    if (exponent == (1 << exponent_bits) - 1) {
+        magnitude = mantissa ? (double)NAN : (double)INFINITY;
+    } else if (exponent == 0) {
+        magnitude = ldexp(mantissa, 1 - bias - mantissa_bits);
+    } else {
+        magnitude = ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
+    }
+    return bits & 0x8000 ? -magnitude : magnitude;
+}
+
+void store_random(struct dice *dice, char *at, enum ck_row_type type) {
+    if (type == CK_ROW_F32) {
+        float value = random_float(dice, 2);
+        memcpy(at, &value, sizeof value);
+        return;
+    }
+    uint32_t sign = roll(dice, 2) << 15;
+    uint32_t bits;
+    if (type == CK_ROW_F16) {
+        uint32_t exponent = roll(dice, 16) == 0 ? 0 : 10 + roll(dice, 6);
+        bits = sign | exponent << 10 | roll(dice, 1024);
+    } else {
+        bits = sign | (122 + roll(dice, 6)) << 7 | roll(dice, 128);
+    }
+    uint16_t stored = (uint16_t)bits;
+    memcpy(at, &stored, sizeof stored);
+}
+
+float random_float(struct dice *dice, float limit) {
+    return ((float)roll(dice, 2000001) / 1e6F - 1) * limit;
+}
+
+static void shuffle(struct dice *dice, int32_t *items, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        items[i] = i;
+    }
+    for (int32_t i = n - 1; i > 0; i--) {
+        int32_t other = (int32_t)roll(dice, (uint32_t)i + 1);
+        int32_t item = items[i];
+        items[i] = items[other];
+        items[other] = item;
+    }
+}
+
+void rows_new(struct rows *rows, const struct fence *fence, struct dice *dice,
+              enum ck_row_type type, int32_t width, int32_t n_cells) {
+    enum { MOST_ROWS = 2 * CK_TILE };
+    int32_t order[MOST_ROWS];
+    int32_t n_rows = n_cells + (int32_t)roll(dice, MOST_ROWS - (uint32_t)n_cells + 1);
+    size_t size = type_size(type);
+    size_t stride = ((size_t)width * (1 + roll(dice, 3)) + roll(dice, 3)) * size;
+    char *first = fence_take(fence, (size_t)(n_rows - 1) * stride + (size_t)width * size);
+    shuffle(dice, order, n_rows);
+    *rows = (struct rows){
+        .tile = {.rows = first, .stride = stride, .width = width, .n_cells = n_cells},
+        .values = malloc((size_t)n_cells * (size_t)width * sizeof(double)),
+    };
+    for (int32_t c = 0; c < n_cells; c++) {
+        rows->cells[c] = order[c];
+        for (int32_t i = 0; i < width; i++) {
+            char *at = first + (size_t)order[c] * stride + (size_t)i * size;
+            store_random(dice, at, type);
+            rows->values[c * width + i] = stored_value(at, type);
+        }
+    }
+    rows->tile.n_upcoming = (int32_t)roll(dice, CK_TILE + 1);
+    for (int32_t i = 0; i < rows->tile.n_upcoming; i++) {
+        rows->upcoming[i] = order[roll(dice, (uint32_t)n_rows)];
+    }
+    rows->tile.cells = rows->cells;
+    rows->tile.upcoming = rows->upcoming;
+}
+
+void rows_free(struct rows *rows) {
+    free(rows->values);
+}
