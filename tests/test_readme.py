@@ -58,7 +58,7 @@ def rows_of(readme: str, first: str) -> list[list[str]]:
 
 
 def names_of(readme: str, first: str) -> set[str]:
-    return set(re.findall(r"`([\w ]+)`", rows_of(readme, first)[0][1]))
+    return {name for row in rows_of(readme, first) for name in re.findall(r"`([\w ]+)`", row[1])}
 
 
 # ---- programs and commands ----
