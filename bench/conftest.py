@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from figures import Figures
+from figures import Errors, Figure, Figures
 
 import cellkv
 
@@ -29,11 +29,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN] = Figures()
 
 
+def as_json(row: Figure | Errors) -> dict[str, object]:
+    """The row's fields, but for those that it has no use for."""
+    return {name: value for name, value in dataclasses.asdict(row).items() if value is not None}
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     run = config.stash[RUN]
-    for line in run.table():
+    for line in (*run.table(), *run.errors_table()):
         terminalreporter.write_line(line)
     if run.all:
         terminalreporter.write_line("")
@@ -43,7 +48,8 @@ def pytest_terminal_summary(
             "machine": config.option.machine,
             "date": datetime.date.today().isoformat(),
             "cellkv": cellkv.__version__,
-            "figures": [dataclasses.asdict(figure) for figure in run.all],
+            "figures": [as_json(figure) for figure in run.all],
+            "errors": [as_json(errors) for errors in run.errors],
         }
         config.option.figures.write_text(json.dumps(written, indent=1) + "\n")
 

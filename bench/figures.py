@@ -1,4 +1,4 @@
-"""What the benchmarks measured, and the table of it."""
+"""What the benchmarks measured, and the tables of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Rate:
+    """How fast the work of a figure went, beside the machine's limit from the same run."""
+
+    value: float
+    limit: float
+    unit: str  # of both: "GB/s" or "GFLOP/s"
+
+    def __str__(self) -> str:
+        return f"{self.value:.1f} {self.unit}, {self.value / self.limit:.0%}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +32,17 @@ class Figure:
     quartiles: tuple[float, float]
     n_rounds: int
     n_tokens: int  # computed in that time; 0: not a forward
+    rate: Rate | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """Relative L2 errors of one case, by strategy: not a time."""
+
+    question: str
+    group: str
+    case: str
+    by_strategy: dict[str, float]
 
 
 def n_rounds(call: Callable[[], object], budget: float = 5.0) -> int:
@@ -36,15 +59,27 @@ class Figures:
 
     def __init__(self) -> None:
         self.all: list[Figure] = []
+        self.errors: list[Errors] = []
 
     def add(
-        self, question: str, group: str, case: str, seconds: Sequence[float], n_tokens: int = 0
+        self,
+        question: str,
+        group: str,
+        case: str,
+        seconds: Sequence[float],
+        n_tokens: int = 0,
+        rate: Rate | None = None,
     ) -> Figure:
         low, median, high = (round(float(x), 9) for x in np.percentile(seconds, (25, 50, 75)))
         n_rounds = len(seconds)
-        figure = Figure(question, group, case, median, (low, high), n_rounds, n_tokens)
+        figure = Figure(question, group, case, median, (low, high), n_rounds, n_tokens, rate)
         self.all.append(figure)
         return figure
+
+    def add_errors(
+        self, question: str, group: str, case: str, by_strategy: dict[str, float]
+    ) -> None:
+        self.errors.append(Errors(question, group, case, by_strategy))
 
     def table(self) -> Iterator[str]:
         question = group = None
@@ -57,7 +92,8 @@ class Figures:
                 yield (
                     f"{'':46}{unit + ' (median)':>14}{'middle half':>20}"
                     f"{'tokens/s' if figure.n_tokens else '':>11}{'ratio':>8}"
-                )
+                    f"{'of the limit' if figure.rate else '':>22}"
+                ).rstrip()
             if figure.group != group:
                 group, first = figure.group, figure
             low, high = (x * scale for x in figure.quartiles)
@@ -65,5 +101,18 @@ class Figures:
             yield (
                 f"{group if figure is first else '':28}{figure.case:18}"
                 f"{figure.median * scale:14.2f}{f'{low:.2f} .. {high:.2f}':>20}{speed:>11}"
-                f"{figure.median / first.median:8.2f}"
-            )
+                f"{figure.median / first.median:8.2f}{figure.rate or '':>22}"
+            ).rstrip()
+
+    def errors_table(self) -> Iterator[str]:
+        question = group = None
+        for errors in self.errors:
+            if errors.question != question:
+                question, group = errors.question, None
+                yield ""
+                yield question
+                yield f"{'':46}" + "".join(f"{name:>14}" for name in errors.by_strategy)
+            shown = "" if errors.group == group else errors.group
+            group = errors.group
+            values = "".join(f"{value:14.1e}" for value in errors.by_strategy.values())
+            yield f"{shown:28}{errors.case:18}{values}"

@@ -1,0 +1,61 @@
+"""How long does attention alone take: ragged, held to AVX2, dense? And how near is it to what the
+machine can do?
+
+Of the graph's compute by `compute_us`, two threads, K and V in f16. Where each sequence has its own
+cells the limit is a streaming read of the same bytes; where many queries see a cell, the rate of
+f32 multiply-adds. Both are measured between the turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from attention import N_THREADS, SMOLLM2, WIDE, Case, Shape, contender, executors, fill, table_cache
+from figures import Figures, Rate
+from limits import Machine
+from pytest_benchmark.fixture import BenchmarkFixture
+from turns import take_turns
+
+CASES = [
+    *((SMOLLM2, case) for case in (Case(1, 1024), Case(4, 1024), Case(16, 1024), Case(32, 1024))),
+    *((SMOLLM2, case) for case in (Case(16, 1024, 896), Case(32, 2048, 1920))),
+    (SMOLLM2, Case(1, 1024, n_new=512)),
+    *((WIDE, case) for case in (Case(1, 1024), Case(16, 1024), Case(16, 2048, 1920))),
+]
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Machine]:
+    with contextlib.closing(Machine(N_THREADS)) as machine:
+        yield machine
+
+
+@pytest.mark.parametrize(
+    ("shape", "case"), CASES, ids=[f"width {shape.width}, {case}" for shape, case in CASES]
+)
+def bench_attention(
+    benchmark: BenchmarkFixture, figures: Figures, machine: Machine, shape: Shape, case: Case
+) -> None:
+    if case.is_bound_by_reading:
+        work, unit = case.n_bytes(shape), "GB/s"
+    else:
+        work, unit = case.n_flops(shape), "GFLOP/s"
+
+    def limit() -> float:
+        return machine.reading(work) if unit == "GB/s" else machine.multiply_adds()
+
+    with contextlib.ExitStack() as stack:
+        program, cache = stack.enter_context(table_cache(shape, case.n_cells))
+        made = executors(stack, program, cache)
+        seqs = fill(made["ragged"], cache, case)
+        contenders = {name: contender(made[name], cache, seqs, case.n_new) for name in made}
+        seconds, most = benchmark.pedantic(
+            take_turns, (contenders, "compute_us"), {"also": limit}, rounds=1
+        )
+    question = f"attention: {shape}; sequences x context"
+    for name, times in seconds.items():
+        rate = Rate(round(work / float(np.median(times)) / 1e9, 2), round(most / 1e9, 2), unit)
+        figures.add(question, str(case), name, times, case.n_seqs * case.n_new, rate)
