@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from table_program import TableProgram, cache_layers, random_tables
 from turns import Contender
 
 import cellkv
+from oracle import LayerTables
+from table_program import TableProgram, cache_layers, random_tables
 
 N_THREADS = 2
-N_VOCAB = 256
+N_VOCAB = 1024
+OPTIONS = {
+    "ragged": {"strategy": "ragged"},
+    "ragged, AVX2": {"strategy": "ragged", "isa": "avx2"},
+    "dense": {"strategy": "dense"},
+}
 
 
 class Shape(NamedTuple):
@@ -33,9 +39,9 @@ class Shape(NamedTuple):
             words += f", window {max(self.windows)} in {np.count_nonzero(self.windows)} of them"
         return words
 
-    def tables(self, seed: int = 1) -> list:
+    def tables(self) -> list[LayerTables]:
         return random_tables(
-            np.random.default_rng(seed),
+            np.random.default_rng(1),
             self.windows,
             n_vocab=N_VOCAB,
             n_heads=self.n_heads,
@@ -112,39 +118,47 @@ def table_cache(
 
 
 def executors(
-    stack: contextlib.ExitStack, program: TableProgram, cache: cellkv.Cache
+    stack: contextlib.ExitStack,
+    program: TableProgram,
+    cache: cellkv.Cache,
+    names: Collection[str] = tuple(OPTIONS),
 ) -> dict[str, cellkv.Executor]:
-    """Executors over one cache: ragged, ragged without the CPU's widest instructions, dense."""
+    """Executors over one cache, in the order of OPTIONS; none held to what the CPU lacks."""
     made = {}
-    options = {
-        "ragged": {"strategy": "ragged"},
-        "ragged, AVX2": {"strategy": "ragged", "isa": "avx2"},
-        "dense": {"strategy": "dense"},
-    }
-    for name, option in options.items():
+    for name, options in OPTIONS.items():
+        if name not in names:
+            continue
         try:
-            executor = cellkv.Executor(program.address, cache, n_threads=N_THREADS, **option)
+            executor = cellkv.Executor(program.address, cache, n_threads=N_THREADS, **options)
         except cellkv.UnsupportedError:
-            assert "isa" in option  # a CPU without it
+            assert "isa" in options
             continue
         made[name] = stack.enter_context(executor)
     return made
 
 
+class Filled(NamedTuple):
+    """Sequences in a cache, and what they hold."""
+
+    seqs: np.ndarray  # [n_seqs]
+    tokens: np.ndarray  # [n_seqs, context]
+
+
 def fill(
     executor: cellkv.Executor, cache: cellkv.Cache, case: Case, n_vocab: int = N_VOCAB
-) -> np.ndarray:
+) -> Filled:
     """Open the case's sequences and compute their tokens: the shared ones first, then one of each
-    sequence by turns, as decoding lays them. Returns the sequences."""
+    sequence by turns, as decoding lays them."""
     rng = np.random.default_rng(case.n_seqs)
+    shared = rng.integers(0, n_vocab, case.shared)
+    own = rng.integers(0, n_vocab, (case.n_seqs, case.context - case.shared))
     first = cache.open()
-    if case.shared:
-        executor.run(rng.integers(0, n_vocab, case.shared), first, outputs=[])
+    if shared.size:
+        executor.run(shared, first, outputs=[])
     seqs = np.array([first] + [cache.clone(first) for _ in range(case.n_seqs - 1)])
-    own = np.tile(seqs, case.context - case.shared)
-    if len(own):
-        executor.run(rng.integers(0, n_vocab, len(own)), own, outputs=[])
-    return seqs
+    if own.size:
+        executor.run(own.T.ravel(), np.tile(seqs, own.shape[1]), outputs=[])
+    return Filled(seqs, np.hstack([np.tile(shared, (case.n_seqs, 1)), own]))
 
 
 def contender(

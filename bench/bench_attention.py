@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from attention import N_THREADS, SMOLLM2, WIDE, Case, Shape, contender, executors, fill, table_cache
 from figures import Figures, Rate
@@ -50,12 +49,12 @@ def bench_attention(
     with contextlib.ExitStack() as stack:
         program, cache = stack.enter_context(table_cache(shape, case.n_cells))
         made = executors(stack, program, cache)
-        seqs = fill(made["ragged"], cache, case)
-        contenders = {name: contender(made[name], cache, seqs, case.n_new) for name in made}
+        filled = fill(made["ragged"], cache, case)
+        contenders = {name: contender(made[name], cache, filled.seqs, case.n_new) for name in made}
         seconds, most = benchmark.pedantic(
             take_turns, (contenders, "compute_us"), {"also": limit}, rounds=1
         )
     question = f"attention: {shape}; sequences x context"
     for name, times in seconds.items():
-        rate = Rate(round(work / float(np.median(times)) / 1e9, 2), round(most / 1e9, 2), unit)
+        rate = Rate.of(work, times, most, unit)
         figures.add(question, str(case), name, times, case.n_seqs * case.n_new, rate)

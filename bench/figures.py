@@ -17,6 +17,12 @@ class Rate:
     limit: float
     unit: str  # of both: "GB/s" or "GFLOP/s"
 
+    @classmethod
+    def of(cls, work: float, seconds: Sequence[float], limit: float, unit: str) -> Rate:
+        """`work` bytes or operations done in the median of the seconds; `limit` a second."""
+        value = work / float(np.median(seconds))
+        return cls(round(value / 1e9, 2), round(limit / 1e9, 2), unit)
+
     def __str__(self) -> str:
         return f"{self.value:.1f} {self.unit}, {self.value / self.limit:.0%}"
 
@@ -90,7 +96,7 @@ class Figures:
                 yield ""
                 yield question
                 yield (
-                    f"{'':46}{unit + ' (median)':>14}{'middle half':>20}"
+                    f"{'':50}{unit + ' (median)':>14}{'middle half':>20}"
                     f"{'tokens/s' if figure.n_tokens else '':>11}{'ratio':>8}"
                     f"{'of the limit' if figure.rate else '':>22}"
                 ).rstrip()
@@ -99,9 +105,9 @@ class Figures:
             low, high = (x * scale for x in figure.quartiles)
             speed = f"{figure.n_tokens / figure.median:.1f}" if figure.n_tokens else ""
             yield (
-                f"{group if figure is first else '':28}{figure.case:18}"
+                f"{group if figure is first else '':28}{figure.case:22}"
                 f"{figure.median * scale:14.2f}{f'{low:.2f} .. {high:.2f}':>20}{speed:>11}"
-                f"{figure.median / first.median:8.2f}{figure.rate or '':>22}"
+                f"{figure.median / first.median:8.2f}{figure.rate or ''!s:>22}"
             ).rstrip()
 
     def errors_table(self) -> Iterator[str]:
@@ -111,8 +117,8 @@ class Figures:
                 question, group = errors.question, None
                 yield ""
                 yield question
-                yield f"{'':46}" + "".join(f"{name:>14}" for name in errors.by_strategy)
+                yield f"{'':50}" + "".join(f"{name:>14}" for name in errors.by_strategy)
             shown = "" if errors.group == group else errors.group
             group = errors.group
             values = "".join(f"{value:14.1e}" for value in errors.by_strategy.values())
-            yield f"{shown:28}{errors.case:18}{values}"
+            yield f"{shown:28}{errors.case:22}{values}"
