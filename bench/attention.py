@@ -77,11 +77,6 @@ class Case(NamedTuple):
         """Cells in use after the step."""
         return self.shared + self.n_seqs * (self.context - self.shared + self.n_new)
 
-    @property
-    def is_bound_by_reading(self) -> bool:
-        """Whether each cell has few queries."""
-        return not self.shared and self.n_new == 1
-
     def n_bytes(self, shape: Shape, n_bytes_each: int = 2) -> int:
         """K and V that the step's queries see, each row once."""
         n_rows = 0

@@ -1,20 +1,20 @@
 """How long does attention alone take: ragged, held to AVX2, dense? And how near is it to what the
 machine can do?
 
-Of the graph's compute by `compute_us`, two threads, K and V in f16. Where each sequence has its own
-cells the limit is a streaming read of the same bytes; where many queries see a cell, the rate of
-f32 multiply-adds. Both are measured between the turns.
+Of the graph's compute by `compute_us`, two threads, K and V in f16. Two limits are measured between
+the turns: a streaming read of the K and V that the step sees, each row once, and f32 multiply-adds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 
 import pytest
 from attention import N_THREADS, SMOLLM2, WIDE, Case, Shape, contender, executors, fill, table_cache
-from figures import Figures, Rate
-from limits import Machine
+from figures import Figures
+from limits import Machine, rates
 from pytest_benchmark.fixture import BenchmarkFixture
 from turns import take_turns
 
@@ -38,23 +38,17 @@ def machine() -> Iterator[Machine]:
 def bench_attention(
     benchmark: BenchmarkFixture, figures: Figures, machine: Machine, shape: Shape, case: Case
 ) -> None:
-    if case.is_bound_by_reading:
-        work, unit = case.n_bytes(shape), "GB/s"
-    else:
-        work, unit = case.n_flops(shape), "GFLOP/s"
-
-    def limit() -> float:
-        return machine.reading(work) if unit == "GB/s" else machine.multiply_adds()
-
+    n_bytes, n_flops = case.n_bytes(shape), case.n_flops(shape)
     with contextlib.ExitStack() as stack:
         program, cache = stack.enter_context(table_cache(shape, case.n_cells))
         made = executors(stack, program, cache)
         filled = fill(made["ragged"], cache, case)
         contenders = {name: contender(made[name], cache, filled.seqs, case.n_new) for name in made}
-        seconds, most = benchmark.pedantic(
-            take_turns, (contenders, "compute_us"), {"also": limit}, rounds=1
+        also = functools.partial(machine.limits, n_bytes)
+        seconds, limits = benchmark.pedantic(
+            take_turns, (contenders, "compute_us"), {"also": also}, rounds=1
         )
     question = f"attention: {shape}; sequences x context"
     for name, times in seconds.items():
-        rate = Rate.of(work, times, most, unit)
-        figures.add(question, str(case), name, times, case.n_seqs * case.n_new, rate)
+        rates_of_it = rates(times, n_bytes, n_flops, limits)
+        figures.add(question, str(case), name, times, case.n_seqs * case.n_new, rates_of_it)

@@ -1,17 +1,18 @@
 """What does one more sharer of a prefix cost: arithmetic, or another read of it?
 
 1 to 32 sequences that share 2,048 tokens, and 16 that have as many each for themselves. Attention
-alone, by `compute_us`; the operations per second are beside the machine's f32 multiply-adds.
+alone, by `compute_us`, beside a streaming read of the prefix and f32 multiply-adds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import pytest
 from attention import N_THREADS, SMOLLM2, Case, contender, executors, fill, table_cache
-from figures import Figures, Rate
-from limits import Machine
+from figures import Figures
+from limits import Machine, rates
 from pytest_benchmark.fixture import BenchmarkFixture
 from turns import take_turns
 
@@ -38,10 +39,12 @@ def bench_sharers(benchmark: BenchmarkFixture, figures: Figures, strategy: str) 
             cases["16 apart"] = APART
             apart = fill(made["ragged"], cache, APART).seqs
             contenders["16 apart"] = contender(made[strategy], cache, apart)
-        seconds, most = benchmark.pedantic(
-            take_turns, (contenders, "compute_us"), {"also": machine.multiply_adds}, rounds=1
+        n_bytes = cases["1 sharing"].n_bytes(SMOLLM2)
+        also = functools.partial(machine.limits, n_bytes)
+        seconds, limits = benchmark.pedantic(
+            take_turns, (contenders, "compute_us"), {"also": also, "budget": 6.0}, rounds=1
         )
     for name, times in seconds.items():
-        n_flops = cases[name].n_flops(SMOLLM2)
-        rate = Rate.of(n_flops, times, most, "GFLOP/s")
-        figures.add(QUESTION, strategy, name, times, cases[name].n_seqs, rate)
+        case = cases[name]
+        rates_of_it = rates(times, case.n_bytes(SMOLLM2), case.n_flops(SMOLLM2), limits)
+        figures.add(QUESTION, strategy, name, times, case.n_seqs, rates_of_it)

@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def as_json(row: Figure | Errors) -> dict[str, object]:
     """The row's fields, but for those that it has no use for."""
-    return {name: value for name, value in dataclasses.asdict(row).items() if value is not None}
+    return {name: value for name, value in dataclasses.asdict(row).items() if value != ()}
 
 
 def pytest_terminal_summary(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -16,12 +16,7 @@ class Rate:
     value: float
     limit: float
     unit: str  # of both: "GB/s" or "GFLOP/s"
-
-    @classmethod
-    def of(cls, work: float, seconds: Sequence[float], limit: float, unit: str) -> Rate:
-        """`work` bytes or operations done in the median of the seconds; `limit` a second."""
-        value = work / float(np.median(seconds))
-        return cls(round(value / 1e9, 2), round(limit / 1e9, 2), unit)
+    of: str  # what the limit is
 
     def __str__(self) -> str:
         return f"{self.value:.1f} {self.unit}, {self.value / self.limit:.0%}"
@@ -38,7 +33,7 @@ class Figure:
     quartiles: tuple[float, float]
     n_rounds: int
     n_tokens: int  # computed in that time; 0: not a forward
-    rate: Rate | None = None
+    rates: tuple[Rate, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +69,12 @@ class Figures:
         case: str,
         seconds: Sequence[float],
         n_tokens: int = 0,
-        rate: Rate | None = None,
+        rates: Iterable[Rate] = (),
     ) -> Figure:
         low, median, high = (round(float(x), 9) for x in np.percentile(seconds, (25, 50, 75)))
         n_rounds = len(seconds)
-        figure = Figure(question, group, case, median, (low, high), n_rounds, n_tokens, rate)
+        quartiles = (low, high)
+        figure = Figure(question, group, case, median, quartiles, n_rounds, n_tokens, tuple(rates))
         self.all.append(figure)
         return figure
 
@@ -98,8 +94,8 @@ class Figures:
                 yield (
                     f"{'':50}{unit + ' (median)':>14}{'middle half':>20}"
                     f"{'tokens/s' if figure.n_tokens else '':>11}{'ratio':>8}"
-                    f"{'of the limit' if figure.rate else '':>22}"
-                ).rstrip()
+                    + "".join(f"{'of ' + rate.of:>20}" for rate in figure.rates)
+                )
             if figure.group != group:
                 group, first = figure.group, figure
             low, high = (x * scale for x in figure.quartiles)

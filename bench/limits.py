@@ -7,7 +7,11 @@ import re
 import shlex
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
+from figures import Rate
 
 SOURCE = Path(__file__).with_name("machine_limits.c")
 FOR_THIS_MACHINE = (["-march=native"], ["-mcpu=native"], [])  # the first that the compiler takes
@@ -48,3 +52,19 @@ class Machine:
         found = re.search(r"multiply-add: ([\d.]+) GFLOP/s", printed)
         assert found, printed
         return float(found[1]) * 1e9
+
+    def limits(self, n_bytes: float) -> np.ndarray:
+        """Both: [reading, multiply-adds]."""
+        return np.array([self.reading(n_bytes), self.multiply_adds()])
+
+
+def rates(
+    seconds: Sequence[float], n_bytes: float, n_flops: float, limits: Sequence[float]
+) -> list[Rate]:
+    """How fast work went that took the median of the seconds, beside the machine's limits."""
+    median = float(np.median(seconds))
+    reading, multiply_adds = (round(limit / 1e9, 2) for limit in limits)
+    return [
+        Rate(round(n_bytes / median / 1e9, 2), reading, "GB/s", "reading"),
+        Rate(round(n_flops / median / 1e9, 2), multiply_adds, "GFLOP/s", "multiply-adds"),
+    ]

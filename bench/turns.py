@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 import cellkv
 
+Name = TypeVar("Name")
 Clock = Literal["compute_us", "step_us"]
 
 # A thread of ggml's that has no work spins for some milliseconds before it sleeps; on few cores it
@@ -39,20 +40,20 @@ class Contender(NamedTuple):
 
 
 def take_turns(
-    contenders: Mapping[str, Contender],
+    contenders: Mapping[Name, Contender],
     clock: Clock,
     *,
     budget: float = 4.0,
-    also: Callable[[], float] | None = None,
-) -> tuple[dict[str, list[float]], float]:
+    also: Callable[[], np.ndarray] = lambda: np.zeros(0),
+) -> tuple[dict[Name, list[float]], np.ndarray]:
     """Time each contender's steps, a few at a turn, for about `budget` seconds in at least three
-    rounds. Returns the seconds of each, and the median of `also()`, asked once a round."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    rounds. Returns the seconds of each, and the medians of `also()`, asked once a round."""
+    seconds: dict[Name, list[float]] = {name: [] for name in contenders}
     others = []
     end = time.perf_counter() + budget
     while len(others) < 3 or time.perf_counter() < end:
         time.sleep(UNTIL_THREADS_SLEEP)
-        others.append(0.0 if also is None else also())
+        others.append(also())
         for name, contender in contenders.items():
             contender.before_turn()
             time.sleep(UNTIL_THREADS_SLEEP)
@@ -61,4 +62,4 @@ def take_turns(
             seconds[name] += [contender.seconds(clock) for _ in range(n_steps)]
     for contender in contenders.values():
         assert contender.executor.stats.n_attention_strayed == 0
-    return seconds, float(np.median(others))
+    return seconds, np.median(others, axis=0)
