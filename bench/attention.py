@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
-from turns import Contender
 
 import cellkv
 from oracle import LayerTables
 from table_program import TableProgram, cache_layers, random_tables
+from turns import Contender
 
 N_THREADS = 2
 N_VOCAB = 1024

@@ -8,11 +8,11 @@ import contextlib
 
 import numpy as np
 import pytest
-from attention import N_VOCAB, Case, Shape, executors, fill, table_cache
-from figures import Figures
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import oracle
+from attention import N_VOCAB, Case, Shape, executors, fill, table_cache
+from figures import Figures
 
 QUESTION = "accuracy: relative L2 error of the attention beside float64; K and V as stored"
 SHAPES = [Shape(9, 3, 64, (0,)), Shape(8, 2, 128, (0,)), Shape(4, 1, 256, (0,))]

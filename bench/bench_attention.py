@@ -12,10 +12,11 @@ import functools
 from collections.abc import Iterator
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
 from attention import N_THREADS, SMOLLM2, WIDE, Case, Shape, contender, executors, fill, table_cache
 from figures import Figures
 from limits import Machine, rates
-from pytest_benchmark.fixture import BenchmarkFixture
 from turns import take_turns
 
 CASES = [

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from figures import Figures
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from cellkv import Cache
+from figures import Figures
 
 QUESTION = "cells: one call from Python, against the capacity"
 N_STEP = 64

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from figures import Figures, n_rounds
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import cellkv
+from figures import Figures, n_rounds
 
 QUESTION = "decode: one step of SmolLM2-135M, 256 tokens in each sequence"
 LENGTH = 256

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from figures import Figures, n_rounds
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import cellkv
+from figures import Figures, n_rounds
 
 QUESTION = "graphs: one decode step on one thread, 64 tokens in each sequence"
 LENGTH = 64

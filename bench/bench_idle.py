@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 
 import numpy as np
-from attention import N_THREADS, N_VOCAB, SMOLLM2, Case, executors, fill, table_cache
-from figures import Figures
 from pytest_benchmark.fixture import BenchmarkFixture
-from turns import Contender, take_turns
 
 import cellkv
+from attention import N_THREADS, N_VOCAB, SMOLLM2, Case, executors, fill, table_cache
+from figures import Figures
+from turns import Contender, take_turns
 
 N_IDLE = 64
 IDLE_LENGTH = 1000

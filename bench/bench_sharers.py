@@ -10,10 +10,11 @@ import contextlib
 import functools
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
 from attention import N_THREADS, SMOLLM2, Case, contender, executors, fill, table_cache
 from figures import Figures
 from limits import Machine, rates
-from pytest_benchmark.fixture import BenchmarkFixture
 from turns import take_turns
 
 PREFIX = 2048

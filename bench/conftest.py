@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from figures import Errors, Figure, Figures
 
 import cellkv
+from figures import Errors, Figure, Figures
 
 RUN = pytest.StashKey[Figures]()
 

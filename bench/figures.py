@@ -103,8 +103,9 @@ class Figures:
             yield (
                 f"{group if figure is first else '':28}{figure.case:22}"
                 f"{figure.median * scale:14.2f}{f'{low:.2f} .. {high:.2f}':>20}{speed:>11}"
-                f"{figure.median / first.median:8.2f}{figure.rate or ''!s:>22}"
-            ).rstrip()
+                f"{figure.median / first.median:8.2f}"
+                + "".join(f"{rate!s:>20}" for rate in figure.rates)
+            )
 
     def errors_table(self) -> Iterator[str]:
         question = group = None

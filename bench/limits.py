@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+
 from figures import Rate
 
 SOURCE = Path(__file__).with_name("machine_limits.c")

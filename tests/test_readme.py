@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 import cellkv
 from cellkv._arguments import TYPES
+from readme_tables import peer_rows, tables
 
 SCALES = {"ms": 1e3, "us": 1e6}
 
@@ -171,15 +172,43 @@ def test_it_names_every_weight_type(root: Path, readme: str) -> None:
     assert {name.lower() for name in names_of(readme, "weight types")} == known
 
 
-def test_its_figures_are_those_of_the_run_that_is_kept(root: Path, readme: str) -> None:
-    (run,) = (root / "bench/baselines").glob("*.json")
-    kept = json.loads(run.read_text())
-    assert kept["date"] in readme
-    medians = {f"{f['median'] * s:.2f} {u}" for f in kept["figures"] for u, s in SCALES.items()}
-    speeds = {f"{f['n_tokens'] / f['median']:.1f} tokens/s" for f in kept["figures"]}
+@pytest.fixture(scope="module")
+def kept_runs(root: Path) -> dict[str, dict[str, Any]]:
+    """The runs in bench/baselines: one of `make bench`, and at most one beside llama.cpp."""
+    runs = {}
+    for path in (root / "bench/baselines").glob("*.json"):
+        name = "peer" if path.name.startswith("peer-") else "bench"
+        assert name not in runs, path
+        runs[name] = json.loads(path.read_text())
+    return runs
+
+
+def test_its_figures_are_those_of_the_runs_that_are_kept(
+    readme: str, kept_runs: dict[str, dict[str, Any]]
+) -> None:
+    for run in kept_runs.values():
+        assert run["date"] in readme
+    figures = kept_runs["bench"]["figures"]
+    medians = {f"{f['median'] * s:.2f} {u}" for f in figures for u, s in SCALES.items()}
+    speeds = {f"{f['n_tokens'] / f['median']:.1f} tokens/s" for f in figures}
+    for case in kept_runs.get("peer", {"cases": []})["cases"]:
+        medians |= {f"{seconds * 1e3:.1f} ms" for seconds in case["median"].values()}
     shown = set(re.findall(r"[\d.]+ (?:ms|us|tokens/s)", readme))
     assert len(shown) > 10
     assert shown <= medians | speeds
+
+
+def test_the_rows_of_its_tables_are_those_of_the_runs_that_are_kept(
+    readme: str, kept_runs: dict[str, dict[str, Any]]
+) -> None:
+    """It may leave rows out, but none of those beside llama.cpp."""
+    lines = readme.splitlines()
+    rows = [row for run in kept_runs.values() for _, rows in tables(run) for row in rows]
+    names = {row.split("|")[1] for row in rows}
+    assert {line for line in lines if line[:1] == "|" and line.split("|")[1] in names} <= set(rows)
+    assert ("## Against llama.cpp" in lines) == ("peer" in kept_runs)
+    if "peer" in kept_runs:
+        assert set(peer_rows(kept_runs["peer"])) <= set(lines)
 
 
 def test_it_says_of_each_device_whether_it_was_run(readme: str) -> None:
