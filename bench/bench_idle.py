@@ -21,7 +21,7 @@ QUESTION = (
     f"idle: a step of 16 sequences, {N_IDLE} idle ones of {IDLE_LENGTH:,} tokens in the cache"
 )
 ATTENTION_CASE = Case(16, 1024)
-MODEL_CASE = Case(16, 128)
+MODEL_CASE = Case(16, 64)
 
 
 class Idle:

@@ -43,7 +43,7 @@ def take_turns(
     contenders: Mapping[Name, Contender],
     clock: Clock,
     *,
-    budget: float = 4.0,
+    budget: float = 3.0,
     also: Callable[[], np.ndarray] = lambda: np.zeros(0),
 ) -> tuple[dict[Name, list[float]], np.ndarray]:
     """Time each contender's steps, a few at a turn, for about `budget` seconds in at least three

@@ -40,6 +40,7 @@ IN_PLOT = [
     *(Case(16, 4096, shared) for shared in (0, 2048, 3072)),
 ]
 PROMPT = 1024
+MAX_BATCH = 512
 QUICK = [Case(1, 128), Case(4, 128), Case(4, 256), Case(4, 256, 128)]
 QUICK_PROMPT = 128
 
@@ -107,7 +108,8 @@ class Commands:
 
     def ours(self, *options: str) -> list[str]:
         python, model = self._arguments.ours_python, self._arguments.model
-        return [python, str(HERE / "ours.py"), str(model), *options]
+        computed = ["--computed"] * self._arguments.computed
+        return [python, str(HERE / "ours.py"), str(model), *computed, *options]
 
 
 def as_options(case: Case) -> list[str]:
@@ -116,11 +118,12 @@ def as_options(case: Case) -> list[str]:
 
 
 def memory() -> float:
-    """Bytes that are free; unknown, and so taken as enough, but on Linux."""
+    """Bytes that processes may take; unknown, and so taken as enough, but on Linux."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return float("inf")
+        found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    except OSError:
+        found = None
+    return int(found[1]) * 1024 if found else float("inf")
 
 
 def sides_of(case: Case, commands: Commands) -> dict[str, list[str]]:
@@ -170,7 +173,7 @@ def compare_prompts(n_tokens: int, commands: Commands, effort: Effort) -> dict[s
             for name, command in chosen.items()
         }
         for side in sides.values():
-            side.order("prompt", n_tokens)
+            side.order("prompt", min(n_tokens, MAX_BATCH))
         for _ in range(min(3, effort.n_rounds)):
             for side in sides.values():
                 side.time("prompt", n_tokens)
@@ -208,6 +211,7 @@ def parse() -> argparse.Namespace:
         "--cases", type=as_case, nargs="*", help="such as 16x1024/960, and no prompt"
     )
     parser.add_argument("--quick", action="store_true", help="small cases: to see that it works")
+    parser.add_argument("--computed", action="store_true", help="see ours.py; takes long")
     parser.add_argument("--figures", type=Path, help="write the figures to this file")
     parser.add_argument("--machine", default="", help="the machine, in words, for that file")
     parser.add_argument("--plot", type=Path, help="draw them in this PNG file")
@@ -230,7 +234,7 @@ def main() -> None:
         for name, command in (("cellkv", commands.ours()), ("llama_cpp_python", commands.llama())):
             with contextlib.closing(Side(command)) as side:
                 run[name] = side.about["version"]
-                run.setdefault("features", side.about.get("features"))
+                run["features"] = side.about.get("features", "").strip()  # llama.cpp's
         if not arguments.cases:
             run["prompt"] = compare_prompts(
                 QUICK_PROMPT if arguments.quick else PROMPT, commands, effort
@@ -241,6 +245,9 @@ def main() -> None:
             run["cases"].append(compare_steps(case, commands, effort))
             print(f"{case}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     print(report.as_text(report.rows(run)))
+    if "prompt" in run:
+        ragged, dense = report.attention_of_prompt(run)
+        print(f"attention in the prompt: {ragged:.2f} s; held to dense: {dense:.2f} s")
     if arguments.figures:
         arguments.figures.write_text(json.dumps(run, indent=1) + "\n")
     if arguments.plot:

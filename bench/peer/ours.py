@@ -1,12 +1,13 @@
 """cellkv's side, run by compare.py in an environment whose ggml is built as llama.cpp's is.
 
 K and V of the prompts are random: a program that has tables in the place of weights writes them
-into the model's cache. A step takes as long over any numbers.
+into the model's cache. A step takes as long over any numbers; --computed shows it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 
 import numpy as np
@@ -24,6 +25,7 @@ class Ours:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._case = side.Case(arguments.n_seqs, arguments.context, arguments.shared)
         self._apart = arguments.apart
+        self._computed = arguments.computed
         self._n_threads = arguments.threads
         n_seqs, context, shared = self._case
         n_cells = shared + n_seqs * (context - shared + arguments.n_steps)
@@ -42,13 +44,21 @@ class Ours:
 
     def fill(self) -> None:
         n_seqs, context, shared = self._case
-        with self._table_executor() as executor:
+        with contextlib.ExitStack() as stack:
+            executor, n_vocab = self._executor, self._model.info.n_vocab
+            if not self._computed:
+                executor, n_vocab = stack.enter_context(self._table_executor()), N_TABLE
+
+            def append(n_tokens: int, seq: int) -> None:
+                if n_tokens:
+                    executor.run(self._rng.integers(0, n_vocab, n_tokens), seq, outputs=[])
+
             first = self._cache.open()
-            self._write(executor, shared, first)
+            append(shared, first)
             clones = [self._cache.clone(first) for _ in range(n_seqs - 1)]
             self._seqs = np.array([first, *clones])
             for seq in self._seqs:
-                self._write(executor, context - shared, seq)
+                append(context - shared, seq)
 
     def _table_executor(self) -> cellkv.Executor:
         layers = self._model.info.layers
@@ -65,10 +75,6 @@ class Ours:
         executor = cellkv.Executor(program.address, self._cache, n_threads=self._n_threads)
         program.close()  # the executor keeps it
         return executor
-
-    def _write(self, executor: cellkv.Executor, n_tokens: int, seq: int) -> None:
-        if n_tokens:
-            executor.run(self._rng.integers(0, N_TABLE, n_tokens), seq, outputs=[])
 
     def step(self) -> float:
         tokens = self._random_tokens(len(self._seqs))
@@ -91,6 +97,7 @@ def main() -> None:
     parser = side.parser(__doc__)
     parser.add_argument("--strategy", default="auto", choices=["auto", "dense", "ragged"])
     parser.add_argument("--apart", action="store_true", help="a sequence for each prompt token")
+    parser.add_argument("--computed", action="store_true", help="compute prompts with the model")
     arguments = parser.parse_args()
     ours = Ours(arguments)
     side.answer(version=cellkv.__version__)
