@@ -88,7 +88,8 @@ from_source := --quiet --disable-pip-version-check --no-cache-dir --no-binary
 .venv-llamafile/bin/python: | $(venv)/.has-build
 	$(PYTHON) -m venv .venv-llamafile
 	.venv-llamafile/bin/pip install $(from_source) libggml-python \
-		-C cmake.define.GGML_LLAMAFILE=ON -C cmake.define.GGML_NATIVE=OFF \
+		--config-settings cmake.define.GGML_LLAMAFILE=ON \
+		--config-settings cmake.define.GGML_NATIVE=OFF \
 		"$$(grep ^libggml-python $(venv)/.has-build)" numpy || \
 		{ rm -rf .venv-llamafile; exit 1; }
 
