@@ -21,7 +21,9 @@ struct work {
     const struct ck_view *views; /* [n_views] the piece's */
     const int32_t *parts;        /* [n_views] their parts */
     const int32_t *cells;        /* the segment's */
-    int32_t begin, end;          /* of the piece, as the views count cells */
+    const int32_t *upcoming;     /* [n_upcoming] the first cells of the thread's next piece */
+    int32_t n_upcoming;
+    int32_t begin, end; /* of the piece, as the views count cells */
     int32_t n_views;
     int32_t group;  /* query heads of a K/V head */
     int32_t n_rows; /* n_views * group */
@@ -154,11 +156,12 @@ static int32_t at_most(int32_t n, int32_t limit) {
     return n < limit ? n : limit;
 }
 
-/* A head's part of the cells from `cell` on, as the views count them. */
+/* A head's part of the cells from `cell` on, as the views count them. After the piece's last cell
+ * comes its first one for `next_head`, or where that is the same head, the next piece. */
 static struct ck_tile tile_at(const struct work *work, const struct ck_rows *rows, int32_t kv_head,
-                              int32_t cell) {
+                              int32_t next_head, int32_t cell) {
     const int32_t n = at_most(work->end - cell, CK_TILE);
-    return (struct ck_tile){
+    struct ck_tile tile = {
         .rows = rows->data + (size_t)kv_head * rows->head_bytes,
         .stride = rows->stride,
         .width = rows->width,
@@ -167,6 +170,16 @@ static struct ck_tile tile_at(const struct work *work, const struct ck_rows *row
         .upcoming = work->cells + cell + n,
         .n_upcoming = at_most(work->end - cell - n, CK_TILE),
     };
+    tile.upcoming_rows = tile.rows;
+    if (tile.n_upcoming == 0 && next_head == kv_head) {
+        tile.upcoming = work->upcoming;
+        tile.n_upcoming = work->n_upcoming;
+    } else if (tile.n_upcoming == 0) {
+        tile.upcoming_rows = rows->data + (size_t)next_head * rows->head_bytes;
+        tile.upcoming = work->cells + work->begin;
+        tile.n_upcoming = at_most(work->end - work->begin, CK_TILE);
+    }
+    return tile;
 }
 
 /* What the rows see of the tile of n cells at `cell`. */
@@ -245,8 +258,8 @@ static void compute_few(const struct work *work) {
         find_ranges(work, cell, n);
         const bool all = see_all(work, 0, work->n_rows, n);
         for (int32_t h = 0; h < attention->n_kv_heads; h++) {
-            const struct ck_tile k = tile_at(work, &attention->k, h, cell);
-            const struct ck_tile v = tile_at(work, &attention->v, h, cell);
+            const struct ck_tile k = tile_at(work, &attention->k, h, h, cell);
+            const struct ck_tile v = tile_at(work, &attention->v, h, h, cell);
             float *sums = work->sums + (size_t)h * n_sums;
             kernels->scores[attention->k.type](&k, work->queries + (size_t)h * n_queries,
                                                work->n_rows, work->scores);
@@ -270,8 +283,9 @@ static void compute_few(const struct work *work) {
 static void compute_tile(const struct work *work, int32_t kv_head, int32_t cell) {
     const struct ck_attention *attention = work->attention;
     const struct ck_kernels *kernels = attention->kernels;
-    const struct ck_tile k = tile_at(work, &attention->k, kv_head, cell);
-    const struct ck_tile v = tile_at(work, &attention->v, kv_head, cell);
+    const int32_t next_head = kv_head + 1 < attention->n_kv_heads ? kv_head + 1 : kv_head;
+    const struct ck_tile k = tile_at(work, &attention->k, kv_head, next_head, cell);
+    const struct ck_tile v = tile_at(work, &attention->v, kv_head, next_head, cell);
     const size_t width_k = (size_t)k.width, width_v = (size_t)v.width;
     int32_t first, last;
     find_ranges(work, cell, k.n_cells);
@@ -308,20 +322,29 @@ static void compute_many(const struct work *work) {
 
 /* ---- the whole ---- */
 
+static const int32_t *cells_of(const struct ck_sight *sight, const struct ck_piece *piece) {
+    return sight->cells + sight->segments[piece->segment].first_cell;
+}
+
 void ck_piece_compute(const struct ck_attention *attention, const struct ck_sight *sight,
-                      const struct ck_plan *plan, int32_t i, float *scratch) {
+                      const struct ck_plan *plan, int32_t i, int32_t upcoming, float *scratch) {
     const struct ck_piece *piece = &plan->pieces[i];
     struct work work = {
         .attention = attention,
         .views = sight->views + piece->first_view,
         .parts = plan->part_of_entry + piece->first_entry,
-        .cells = sight->cells + sight->segments[piece->segment].first_cell,
+        .cells = cells_of(sight, piece),
         .begin = piece->begin,
         .end = piece->end,
         .n_views = piece->n_views,
         .group = attention->n_heads / attention->n_kv_heads,
     };
     work.n_rows = work.n_views * work.group;
+    if (upcoming < plan->n_pieces) {
+        const struct ck_piece *next = &plan->pieces[upcoming];
+        work.upcoming = cells_of(sight, next) + next->begin;
+        work.n_upcoming = at_most(next->end - next->begin, CK_TILE);
+    }
     const bool is_few = (size_t)work.n_rows <= few_rows(attention->v.width);
     lay_out(&work, is_few, scratch);
     if (is_few) {

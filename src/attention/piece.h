@@ -42,10 +42,11 @@ static inline size_t ck_part_floats(int32_t width_v) {
 size_t ck_piece_scratch_floats(int32_t n_heads, int32_t n_kv_heads, int32_t width_k,
                                int32_t width_v);
 
-/* Computes piece i of the plan: parts, or attention where there is nothing to merge.
- * `scratch` is 64-byte aligned and the calling thread's own. */
+/* Computes piece i of the plan: parts, or attention where there is nothing to merge. `upcoming` is
+ * a piece that the thread may well take next (if there is such a piece): its first rows are
+ * prefetched. `scratch` is 64-byte aligned and the calling thread's own. */
 void ck_piece_compute(const struct ck_attention *attention, const struct ck_sight *sight,
-                      const struct ck_plan *plan, int32_t i, float *scratch);
+                      const struct ck_plan *plan, int32_t i, int32_t upcoming, float *scratch);
 
 /* Merges the parts of one query head into its attention; the query has some. */
 void ck_parts_merge(const struct ck_attention *attention, const struct ck_plan *plan, int32_t query,

@@ -12,8 +12,11 @@
 
 enum {
     PIECES_PER_THREAD = 16,
-    MIN_CELLS = 4 * CK_TILE, /* of a piece that was cut: each costs its queries a part */
-    READ_COST = 2,           /* of reading a cell, in units of one query's attention to it */
+    /* The fewest cells of a piece that was cut: each costs its queries a part. The more threads,
+     * the smaller. */
+    MIN_CELLS = 2 * CK_TILE,
+    ENOUGH_CELLS = 8 * CK_TILE,
+    READ_COST = 2, /* of reading a cell, in units of one query's attention to it */
 };
 
 /* A segment's views [first, first + n), and the cells that any of them sees. */
@@ -38,19 +41,26 @@ static struct block make_block(const struct ck_sight *sight, int32_t segment, in
     return block;
 }
 
+/* How blocks are cut. */
+struct cutting {
+    int64_t cost;        /* of all blocks */
+    int64_t wanted_cost; /* of a piece */
+    int32_t n_threads;
+};
+
 /* What visit_blocks does with each block; false ends the visit. */
 typedef bool (*take_block)(struct ck_plan *plan, const struct ck_sight *sight,
-                           const struct block *block, int64_t *context);
+                           const struct block *block, struct cutting *cutting);
 
 static bool visit_blocks(struct ck_plan *plan, const struct ck_sight *sight, take_block take,
-                         int64_t *context) {
+                         struct cutting *cutting) {
     for (int32_t s = 0; s < sight->n_segments; s++) {
         const struct ck_segment *segment = &sight->segments[s];
         for (int32_t done = 0; done < segment->n_views; done += CK_MAX_QUERIES) {
             const int32_t left = segment->n_views - done;
             const int32_t n = left < CK_MAX_QUERIES ? left : CK_MAX_QUERIES;
             const struct block block = make_block(sight, s, segment->first_view + done, n);
-            if (!take(plan, sight, &block, context)) {
+            if (!take(plan, sight, &block, cutting)) {
                 return false;
             }
         }
@@ -59,10 +69,10 @@ static bool visit_blocks(struct ck_plan *plan, const struct ck_sight *sight, tak
 }
 
 static bool add_cost(struct ck_plan *plan, const struct ck_sight *sight, const struct block *block,
-                     int64_t *total) {
+                     struct cutting *cutting) {
     (void)plan;
     (void)sight;
-    *total += block->cost;
+    cutting->cost += block->cost;
     return true;
 }
 
@@ -93,13 +103,21 @@ static void trim_views(const struct ck_sight *sight, struct ck_piece *piece) {
     piece->n_views = last - first;
 }
 
+static int64_t in_tiles(int64_t n_cells) {
+    return (n_cells + CK_TILE - 1) / CK_TILE * CK_TILE;
+}
+
+static int64_t clamp(int64_t x, int64_t low, int64_t high) {
+    return x < low ? low : x > high ? high : x;
+}
+
 /* Cuts a block into ranges of whole tiles, each of about the wanted cost. */
 static bool cut_block(struct ck_plan *plan, const struct ck_sight *sight, const struct block *block,
-                      int64_t *wanted_cost) {
+                      struct cutting *cutting) {
     const int64_t n_cells = block->end - block->begin;
-    int64_t n_ranges = (block->cost + *wanted_cost - 1) / *wanted_cost;
-    int64_t range = ((n_cells + n_ranges - 1) / n_ranges + CK_TILE - 1) / CK_TILE * CK_TILE;
-    range = range < MIN_CELLS ? MIN_CELLS : range;
+    const int64_t n_ranges = (block->cost + cutting->wanted_cost - 1) / cutting->wanted_cost;
+    const int64_t fewest = clamp(in_tiles(n_cells / cutting->n_threads), MIN_CELLS, ENOUGH_CELLS);
+    const int64_t range = clamp(in_tiles((n_cells + n_ranges - 1) / n_ranges), fewest, INT32_MAX);
     for (int64_t begin = block->begin; begin < block->end; begin += range) {
         struct ck_piece piece = {
             .segment = block->segment,
@@ -125,7 +143,7 @@ static int compare_pieces(const void *left, const void *right) {
     if (a->first_row != b->first_row) {
         return a->first_row < b->first_row ? -1 : 1;
     }
-    return a->first_view < b->first_view ? -1 : a->first_view > b->first_view;
+    return a->first_view > b->first_view ? -1 : a->first_view < b->first_view;
 }
 
 static void order_pieces(struct ck_plan *plan, const struct ck_sight *sight) {
@@ -199,10 +217,10 @@ static bool number_parts(struct ck_plan *plan, const struct ck_sight *sight) {
 cellkv_status ck_plan_build(struct ck_plan *plan, const struct ck_sight *sight, int32_t n_threads) {
     plan->n_queries = sight->n_queries;
     plan->n_pieces = plan->n_parts = 0;
-    int64_t cost = 0;
-    visit_blocks(plan, sight, add_cost, &cost);
-    int64_t wanted = cost / ((int64_t)n_threads * PIECES_PER_THREAD) + 1;
-    if (!visit_blocks(plan, sight, cut_block, &wanted)) {
+    struct cutting cutting = {.n_threads = n_threads};
+    visit_blocks(plan, sight, add_cost, &cutting);
+    cutting.wanted_cost = cutting.cost / ((int64_t)n_threads * PIECES_PER_THREAD) + 1;
+    if (!visit_blocks(plan, sight, cut_block, &cutting)) {
         return ck_fail_memory("a step's plan");
     }
     order_pieces(plan, sight);

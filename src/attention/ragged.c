@@ -85,7 +85,6 @@ static struct ck_attention attention_of(const struct ck_ragged_layer *layer,
  * computes it. */
 static void compute_pieces(struct ggml_tensor *memory, int thread, int n_threads, void *userdata) {
     struct ck_ragged_layer *layer = userdata;
-    (void)n_threads;
     const struct ck_attention attention = attention_of(layer, memory, memory->src);
     float *scratch = scratch_of(layer, memory, memory->src[0]->ne[2], thread);
     for (;;) {
@@ -93,7 +92,7 @@ static void compute_pieces(struct ggml_tensor *memory, int thread, int n_threads
         if (i >= layer->plan->n_pieces) {
             return;
         }
-        ck_piece_compute(&attention, layer->sight, layer->plan, i, scratch);
+        ck_piece_compute(&attention, layer->sight, layer->plan, i, i + n_threads, scratch);
     }
 }
 

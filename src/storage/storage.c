@@ -7,6 +7,7 @@
 #include "cells/error.h"
 #include "cells/memory.h"
 #include "storage/device.h"
+#include "storage/huge_pages.h"
 
 _Static_assert((int)CELLKV_TYPE_F32 == (int)GGML_TYPE_F32, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_F16 == (int)GGML_TYPE_F16, "types are ggml's");
@@ -87,6 +88,10 @@ static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct t
     if (tensors->buffer == NULL) {
         tensors_free(tensors);
         return false;
+    }
+    if (ggml_backend_buffer_is_host(tensors->buffer)) {
+        ck_prefer_huge_pages(ggml_backend_buffer_get_base(tensors->buffer),
+                             ggml_backend_buffer_get_size(tensors->buffer));
     }
     ggml_backend_buffer_clear(tensors->buffer, 0);
     return true;

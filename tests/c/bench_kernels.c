@@ -87,11 +87,12 @@ static void decode_all(const struct decode *decode, const char *k, const char *v
                 .width = decode->width,
                 .n_cells = CK_TILE,
                 .cells = cells + first,
+                .upcoming_rows = k + head * head_bytes,
                 .upcoming = cells + first + CK_TILE,
                 .n_upcoming = last ? 0 : CK_TILE,
             };
             struct ck_tile v_tile = tile;
-            v_tile.rows = v + head * head_bytes;
+            v_tile.rows = v_tile.upcoming_rows = v + head * head_bytes;
             decode_tile(decode, &tile, &v_tile, queries, scores, sums);
         }
     }

@@ -122,6 +122,7 @@ void rows_new(struct rows *rows, const struct fence *fence, struct dice *dice,
     }
     rows->tile.cells = rows->cells;
     rows->tile.upcoming = rows->upcoming;
+    rows->tile.upcoming_rows = first;
 }
 
 void rows_free(struct rows *rows) {

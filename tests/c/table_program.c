@@ -112,17 +112,18 @@ static cellkv_status build(void *context, cellkv_graph *graph) {
         if (one == NULL) {
             return CELLKV_ERROR_BAD_GRAPH;
         }
-        all = all == NULL ? one : ggml_concat(tensors, all, one, 0);
+        if (cellkv_graph_n_outputs(graph) > 0) {
+            one = ggml_get_rows(tensors, one, cellkv_graph_outputs(graph));
+            all = all == NULL ? one : ggml_concat(tensors, all, one, 0);
+        }
     }
-    if (cellkv_graph_n_outputs(graph) == 0 || program->fault == TABLE_FAULT_NO_RESULT) {
+    if (all == NULL || program->fault == TABLE_FAULT_NO_RESULT) {
         return CELLKV_OK;
     }
     if (program->fault == TABLE_FAULT_RESULT_SHAPE) {
         all = ggml_concat(tensors, all, all, 0);
     }
-    if (all != NULL) {
-        cellkv_graph_set_result(graph, ggml_get_rows(tensors, all, cellkv_graph_outputs(graph)));
-    }
+    cellkv_graph_set_result(graph, all);
     return CELLKV_OK;
 }
 

@@ -49,7 +49,8 @@ CK_INLINE void ck_prefetch_share(struct ck_prefetch *prefetch) {
     int32_t end = prefetch->next + prefetch->share;
     end = end < tile->n_upcoming ? end : tile->n_upcoming;
     for (; prefetch->next < end; prefetch->next++) {
-        const char *row = ck_row(tile, tile->upcoming[prefetch->next]);
+        const char *row =
+            tile->upcoming_rows + (size_t)tile->upcoming[prefetch->next] * tile->stride;
         const char *row_end = row + prefetch->row_bytes;
         for (const char *at = row - (uintptr_t)row % LINE; at < row_end; at += LINE) {
             __builtin_prefetch(at, 0, 2);

@@ -25,12 +25,14 @@ enum ck_row_type { CK_ROW_F32, CK_ROW_F16, CK_ROW_BF16, CK_N_ROW_TYPES };
 
 /* What one K/V head has in some cells' rows. */
 struct ck_tile {
-    const char *rows;        /* the head's part of row 0; any alignment that the type allows */
-    size_t stride;           /* bytes from row to row */
-    int32_t width;           /* elements of the head's part, a multiple of 8, >= 8 */
-    int32_t n_cells;         /* 1 .. CK_TILE */
-    const int32_t *cells;    /* [n_cells] the rows, in any order */
-    const int32_t *upcoming; /* [n_upcoming] rows to be prefetched: the next tile's */
+    const char *rows;     /* the head's part of row 0; any alignment that the type allows */
+    size_t stride;        /* bytes from row to row */
+    int32_t width;        /* elements of the head's part, a multiple of 8, >= 8 */
+    int32_t n_cells;      /* 1 .. CK_TILE */
+    const int32_t *cells; /* [n_cells] the rows, in any order */
+    /* What will be read next, to be prefetched: the same width of some other cells or head. */
+    const char *upcoming_rows;
+    const int32_t *upcoming; /* [n_upcoming] */
     int32_t n_upcoming;      /* 0 .. CK_TILE */
 };
 
