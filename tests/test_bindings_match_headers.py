@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellkv import CacheKind, CellkvError, Isa, Strategy, _lib, errors
+from cellkv import CacheKind, CellkvError, Isa, Pooling, Strategy, _lib, errors
 from cellkv._arguments import TYPES
 
 
@@ -166,12 +166,19 @@ def test_a_status_that_python_does_not_know_is_a_plain_error() -> None:
 
 
 def test_constants_and_enums_are_the_headers(headers: str) -> None:
-    enums = dict(re.findall(r"CELLKV_((?:CACHE|TYPE|STRATEGY|ISA)_\w+)\s*=\s*(\d+)", headers))
-    assert {f"CACHE_{kind.name}": str(kind.value) for kind in CacheKind} | {
-        f"STRATEGY_{strategy.name}": str(strategy.value) for strategy in Strategy
-    } | {f"ISA_{isa.name}": str(isa.value) for isa in Isa} | {
-        f"TYPE_{name.upper()}": str(value) for name, value in TYPES.items()
-    } == enums
+    prefixes = {
+        "CACHE": CacheKind,
+        "STRATEGY": Strategy,
+        "ISA": Isa,
+        "POOLING": Pooling,
+    }
+    found = re.findall(rf"CELLKV_((?:TYPE|{'|'.join(prefixes)})_\w+)\s*=\s*(\d+)", headers)
+    known_enums = {f"TYPE_{name.upper()}": value for name, value in TYPES.items()} | {
+        f"{prefix}_{member.name}": member.value
+        for prefix, members in prefixes.items()
+        for member in members
+    }
+    assert known_enums == {name: int(value) for name, value in found}
     defines = dict(re.findall(r"#define CELLKV_(\w+) +([^\n]+?)\s*\n", headers))
     known = {
         "VERSION": f'"{_lib.VERSION}"',

@@ -179,6 +179,13 @@ CELLKV_API cellkv_status cellkv_executor_new(const cellkv_executor_config *confi
  */
 CELLKV_API void cellkv_executor_free(cellkv_executor *executor);
 
+/** What becomes of the results of a step's outputs. */
+typedef enum cellkv_pooling {
+    CELLKV_POOLING_NONE = 0, /* each is a result row */
+    CELLKV_POOLING_MEAN = 1  /* each sequence's are averaged: a result row for each sequence that has
+                                any, in the order in which they first appear in `outputs` */
+} cellkv_pooling;
+
 /** One step: the tokens of one forward, flat on one axis. */
 typedef struct cellkv_step {
     int32_t n_tokens;         /* >= 1 */
@@ -188,18 +195,21 @@ typedef struct cellkv_step {
                                  declaration; NULL: the control plane has declared it */
     const int32_t *positions; /* [n_tokens]; NULL: each token continues its sequence */
     const int32_t *outputs;   /* [n_outputs] indices of tokens whose result is wanted, any order */
+    cellkv_pooling pooling;
 } cellkv_step;
 
 /** Runs a step: places its tokens, grows the rows if needed, computes, reads out the results asked
  *  for.
  *
  *  @param step      borrowed
- *  @param results   [n_outputs * n_result] floats, receives result rows in the order of `outputs`;
- *                   may be NULL when n_outputs is 0
+ *  @param results   [n_outputs * n_result] floats, receives result rows in the order of `outputs`
+ *                   (with pooling: a row for each sequence among them); may be NULL when n_outputs
+ *                   is 0. Unspecified on failure
  *  @param n_done    receives how many of the step's tokens have been computed (all, on success);
  *                   may be NULL
  *  @return    CELLKV_OK; before any compute:
- *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, negative counts, an output outside the step;
+ *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, negative counts, an output outside the
+ *             step, a pooling that is none;
  *             CELLKV_ERROR_BAD_TOKEN (the message names it);
  *             CELLKV_ERROR_EMPTY_STEP, CELLKV_ERROR_UNKNOWN_SEQUENCE, CELLKV_ERROR_OUT_OF_CELLS: as
  *             cellkv_cache_declare; CELLKV_ERROR_NOT_DECLARED, CELLKV_ERROR_BAD_POSITION: as

@@ -45,7 +45,7 @@ from .errors import (
     UnknownSequenceError,
     UnsupportedError,
 )
-from .executor import Executor, ExecutorStats, Isa, Strategy, devices
+from .executor import Executor, ExecutorStats, Isa, Pooling, Strategy, devices
 from .model import Model, ModelInfo
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ __all__ = [
     "NothingToUndoError",
     "OutOfCellsError",
     "OutOfMemoryError",
+    "Pooling",
     "SequenceCells",
     "Strategy",
     "StreamDecoder",

@@ -136,6 +136,7 @@ class cellkv_step(Structure):
         ("seqs", c_void_p),
         ("positions", c_void_p),
         ("outputs", c_void_p),
+        ("pooling", c_int),
     )
 
 

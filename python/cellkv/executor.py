@@ -21,6 +21,7 @@ from .errors import AbortedError, CellkvError, InvalidArgumentError, OutOfCellsE
 
 Outputs: TypeAlias = 'Ints | Literal["last_of_each", "last", "all"]'
 StrategyName: TypeAlias = Literal["auto", "dense", "ragged"]
+PoolingName: TypeAlias = Literal["none", "mean"]
 IsaName: TypeAlias = Literal["best", "c", "avx2", "avx512", "neon"]
 
 
@@ -40,6 +41,13 @@ class Isa(enum.IntEnum):
     AVX2 = 2
     AVX512 = 3
     NEON = 4
+
+
+class Pooling(enum.IntEnum):
+    """What becomes of the results of a step's outputs."""
+
+    NONE = 0
+    MEAN = 1
 
 
 class ExecutorStats(NamedTuple):
@@ -172,6 +180,7 @@ class Executor(Owner):
         seqs: Ints | SupportsIndex | None = None,
         positions: Ints | None = None,
         outputs: Outputs = "last_of_each",
+        pooling: Pooling | PoolingName = Pooling.NONE,
     ) -> npt.NDArray[np.float32]:
         """Run one step: place its tokens, grow the rows if needed, compute.
 
@@ -181,7 +190,10 @@ class Executor(Owner):
         the order in which the sequences first appear in `seqs`, which must be given), the step's
         "last" token, "all", or indices [n_outputs] in any order.
 
-        Returns float32 [n_outputs, n_result], the caller's own.
+        `pooling`: "mean" averages the results of each sequence's outputs; `seqs` must then be given.
+
+        Returns float32 [n_outputs, n_result], the caller's own; with pooling [n sequences among the
+        outputs, n_result], in the order in which the outputs first name them.
 
         Before anything is computed, with cells, sequences and declaration left as they were:
         InvalidArgumentError, BadTokenError, EmptyStepError, UnknownSequenceError, OutOfCellsError
@@ -194,6 +206,9 @@ class Executor(Owner):
         handles = None if seqs is None else _as_handles(seqs, len(ids))
         where = None if positions is None else as_ints(positions, "positions", np.int32, len(ids))
         wanted = _as_outputs(outputs, len(ids), handles)
+        pooled = _as_member(pooling, Pooling, "pooling")
+        if pooled != Pooling.NONE and handles is None:
+            raise InvalidArgumentError("pooling needs seqs")
         results = np.empty((len(wanted), self._n_result), np.float32)
         step = _lib.cellkv_step(
             n_tokens=len(ids),
@@ -202,6 +217,7 @@ class Executor(Owner):
             seqs=None if handles is None else handles.ctypes.data,
             positions=None if where is None else where.ctypes.data,
             outputs=wanted.ctypes.data,
+            pooling=pooled,
         )
         n_done = ctypes.c_int32()
         with self._owned as executor:
@@ -214,7 +230,10 @@ class Executor(Owner):
                 error.n_done = n_done.value
                 self._explain(error, len(ids))
                 raise
-        return results
+        if step.pooling == Pooling.NONE:
+            return results
+        assert handles is not None
+        return results[: len(np.unique(handles[wanted]))].copy()
 
     def _explain(self, error: CellkvError, n_tokens: int) -> None:
         """Add what C had no place for: the shortfall, and why `should_abort` stopped the step."""

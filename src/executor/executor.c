@@ -156,6 +156,7 @@ static void scratch_free(struct ck_scratch *scratch, int32_t n_windows) {
     ck_free(scratch->mask);
     ck_free(scratch->outputs);
     ck_free(scratch->result_rows);
+    ck_pooling_free(&scratch->pooling);
 }
 
 /* ggml's question between nodes. */

@@ -11,6 +11,7 @@
 #include "cells/cache_object.h"
 #include "executor/devices.h"
 #include "executor/graph_cache.h"
+#include "executor/pooling.h"
 
 /* Host copies of a slice's inputs, kept to be reused. */
 struct ck_scratch {
@@ -21,6 +22,7 @@ struct ck_scratch {
     int32_t *outputs;     /* [cap_outputs] the slice's outputs, as indices into the slice */
     int32_t *result_rows; /* [cap_outputs] where each one's result goes */
     int32_t cap_outputs;
+    struct ck_pooling pooling;
 };
 
 struct cellkv_executor {

@@ -52,6 +52,10 @@ static cellkv_status check_step(const cellkv_executor *executor, const cellkv_st
                        "step: n_tokens %d and n_outputs %d must not be negative", step->n_tokens,
                        step->n_outputs);
     }
+    if ((int)step->pooling < CELLKV_POOLING_NONE || step->pooling > CELLKV_POOLING_MEAN) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "step.pooling %d is none",
+                       (int)step->pooling);
+    }
     if (step->n_tokens == 0) {
         return ck_fail(CELLKV_ERROR_EMPTY_STEP, "the step has no tokens");
     }
@@ -174,6 +178,18 @@ static cellkv_status compute(cellkv_executor *executor, struct cellkv_graph *gra
                    ggml_status_to_string(status));
 }
 
+/* Each output's result is added to its sequence's. */
+static void pool_results(const cellkv_executor *executor, const struct cellkv_graph *graph,
+                         const struct slice *slice, float *results) {
+    const struct ck_pooling *pooling = &executor->scratch.pooling;
+    const size_t size = (size_t)executor->program.n_result * sizeof(float);
+    for (int32_t i = 0; i < slice->n_outputs; i++) {
+        ggml_backend_tensor_get(graph->result, pooling->result, (size_t)i * size, size);
+        ck_pooling_add(pooling, executor->scratch.result_rows[i], executor->program.n_result,
+                       results);
+    }
+}
+
 static void read_results(const cellkv_executor *executor, const struct cellkv_graph *graph,
                          const struct slice *slice, float *results) {
     const size_t width = (size_t)executor->program.n_result;
@@ -255,6 +271,23 @@ static cellkv_status prepare_rows(cellkv_executor *executor) {
     return CELLKV_OK;
 }
 
+/* Rows of sums, nothing added yet. */
+static cellkv_status prepare_pooling(cellkv_executor *executor, const cellkv_step *step,
+                                     float *results) {
+    if (step->pooling == CELLKV_POOLING_NONE || step->n_outputs == 0) {
+        return CELLKV_OK;
+    }
+    struct ck_pooling *pooling = &executor->scratch.pooling;
+    const struct ck_step placed = ck_cells_step(executor->cache->cells);
+    const int32_t n_result = executor->program.n_result;
+    cellkv_status status =
+        ck_pooling_begin(pooling, &placed, step->outputs, step->n_outputs, n_result);
+    if (status == CELLKV_OK) {
+        memset(results, 0, (size_t)pooling->n_rows * (size_t)n_result * sizeof *results);
+    }
+    return status;
+}
+
 /* Computes the placed step. *n_done: tokens computed; *began: whether any compute began. */
 static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *step, float *results,
                                 int32_t *n_done, bool *began) {
@@ -274,7 +307,11 @@ static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *st
             return status;
         }
         ck_cells_keep_written(executor->cache->cells, slice.first, slice.n_tokens);
-        read_results(executor, graph, &slice, results);
+        if (step->pooling == CELLKV_POOLING_MEAN) {
+            pool_results(executor, graph, &slice, results);
+        } else {
+            read_results(executor, graph, &slice, results);
+        }
         *n_done += slice.n_tokens;
         executor->n_tokens += slice.n_tokens;
         if (!executor->reuse_graphs) {
@@ -296,7 +333,10 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
         return status;
     }
     bool began = false;
-    status = prepare_rows(executor);
+    status = prepare_pooling(executor, step, results);
+    if (status == CELLKV_OK) {
+        status = prepare_rows(executor);
+    }
     if (status == CELLKV_OK) {
         status = run_slices(executor, step, results, n_done, &began);
     }
