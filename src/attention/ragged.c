@@ -85,6 +85,9 @@ static struct ck_attention attention_of(const struct ck_ragged_layer *layer,
  * computes it. */
 static void compute_pieces(struct ggml_tensor *memory, int thread, int n_threads, void *userdata) {
     struct ck_ragged_layer *layer = userdata;
+    if (thread >= layer->n_threads) {
+        return; /* it has no scratch; the others do its share */
+    }
     const struct ck_attention attention = attention_of(layer, memory, memory->src);
     float *scratch = scratch_of(layer, memory, memory->src[0]->ne[2], thread);
     for (;;) {
