@@ -19,18 +19,20 @@ enum {
     READ_COST = 2, /* of reading a cell, in units of one query's attention to it */
 };
 
-/* A segment's views [first, first + n), and the cells that any of them sees. */
-struct block {
+/* A segment's views [first_view, first_view + n_views), and the cells that any of them sees. */
+struct ck_block {
     int32_t segment;
     int32_t first_view, n_views;
     int32_t begin, end;
     int64_t cost;
 };
 
-static struct block make_block(const struct ck_sight *sight, int32_t segment, int32_t first,
-                               int32_t n) {
-    struct block block = {.segment = segment, .first_view = first, .n_views = n};
-    block.begin = INT32_MAX;
+/* ---- blocks ---- */
+
+static struct ck_block make_block(const struct ck_sight *sight, int32_t segment, int32_t first,
+                                  int32_t n) {
+    struct ck_block block = {
+        .segment = segment, .first_view = first, .n_views = n, .begin = INT32_MAX};
     for (int32_t i = first; i < first + n; i++) {
         const struct ck_view *view = &sight->views[i];
         block.begin = view->begin < block.begin ? view->begin : block.begin;
@@ -41,26 +43,25 @@ static struct block make_block(const struct ck_sight *sight, int32_t segment, in
     return block;
 }
 
-/* How blocks are cut. */
-struct cutting {
-    int64_t cost;        /* of all blocks */
-    int64_t wanted_cost; /* of a piece */
-    int32_t n_threads;
-};
+static bool add_block(struct ck_plan *plan, const struct ck_block *block) {
+    struct ck_block *blocks =
+        ck_make_room(plan->blocks, &plan->room_blocks, (int64_t)plan->n_blocks + 1, sizeof *blocks);
+    if (blocks == NULL) {
+        return false;
+    }
+    plan->blocks = blocks;
+    blocks[plan->n_blocks++] = *block;
+    return true;
+}
 
-/* What visit_blocks does with each block; false ends the visit. */
-typedef bool (*take_block)(struct ck_plan *plan, const struct ck_sight *sight,
-                           const struct block *block, struct cutting *cutting);
-
-static bool visit_blocks(struct ck_plan *plan, const struct ck_sight *sight, take_block take,
-                         struct cutting *cutting) {
+static bool make_blocks(struct ck_plan *plan, const struct ck_sight *sight) {
     for (int32_t s = 0; s < sight->n_segments; s++) {
         const struct ck_segment *segment = &sight->segments[s];
         for (int32_t done = 0; done < segment->n_views; done += CK_MAX_QUERIES) {
             const int32_t left = segment->n_views - done;
             const int32_t n = left < CK_MAX_QUERIES ? left : CK_MAX_QUERIES;
-            const struct block block = make_block(sight, s, segment->first_view + done, n);
-            if (!take(plan, sight, &block, cutting)) {
+            const struct ck_block block = make_block(sight, s, segment->first_view + done, n);
+            if (!add_block(plan, &block)) {
                 return false;
             }
         }
@@ -68,13 +69,7 @@ static bool visit_blocks(struct ck_plan *plan, const struct ck_sight *sight, tak
     return true;
 }
 
-static bool add_cost(struct ck_plan *plan, const struct ck_sight *sight, const struct block *block,
-                     struct cutting *cutting) {
-    (void)plan;
-    (void)sight;
-    cutting->cost += block->cost;
-    return true;
-}
+/* ---- pieces ---- */
 
 static bool add_piece(struct ck_plan *plan, const struct ck_piece *piece) {
     struct ck_piece *pieces =
@@ -112,11 +107,11 @@ static int64_t clamp(int64_t x, int64_t low, int64_t high) {
 }
 
 /* Cuts a block into ranges of whole tiles, each of about the wanted cost. */
-static bool cut_block(struct ck_plan *plan, const struct ck_sight *sight, const struct block *block,
-                      struct cutting *cutting) {
+static bool cut_block(struct ck_plan *plan, const struct ck_sight *sight,
+                      const struct ck_block *block, int64_t wanted_cost, int32_t n_threads) {
     const int64_t n_cells = block->end - block->begin;
-    const int64_t n_ranges = (block->cost + cutting->wanted_cost - 1) / cutting->wanted_cost;
-    const int64_t fewest = clamp(in_tiles(n_cells / cutting->n_threads), MIN_CELLS, ENOUGH_CELLS);
+    const int64_t n_ranges = (block->cost + wanted_cost - 1) / wanted_cost;
+    const int64_t fewest = clamp(in_tiles(n_cells / n_threads), MIN_CELLS, ENOUGH_CELLS);
     const int64_t range = clamp(in_tiles((n_cells + n_ranges - 1) / n_ranges), fewest, INT32_MAX);
     for (int64_t begin = block->begin; begin < block->end; begin += range) {
         struct ck_piece piece = {
@@ -128,6 +123,20 @@ static bool cut_block(struct ck_plan *plan, const struct ck_sight *sight, const 
         };
         trim_views(sight, &piece);
         if (piece.n_views > 0 && !add_piece(plan, &piece)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool make_pieces(struct ck_plan *plan, const struct ck_sight *sight, int32_t n_threads) {
+    int64_t cost = 0;
+    for (int32_t i = 0; i < plan->n_blocks; i++) {
+        cost += plan->blocks[i].cost;
+    }
+    const int64_t wanted_cost = cost / ((int64_t)n_threads * PIECES_PER_THREAD) + 1;
+    for (int32_t i = 0; i < plan->n_blocks; i++) {
+        if (!cut_block(plan, sight, &plan->blocks[i], wanted_cost, n_threads)) {
             return false;
         }
     }
@@ -216,11 +225,8 @@ static bool number_parts(struct ck_plan *plan, const struct ck_sight *sight) {
 
 cellkv_status ck_plan_build(struct ck_plan *plan, const struct ck_sight *sight, int32_t n_threads) {
     plan->n_queries = sight->n_queries;
-    plan->n_pieces = plan->n_parts = 0;
-    struct cutting cutting = {.n_threads = n_threads};
-    visit_blocks(plan, sight, add_cost, &cutting);
-    cutting.wanted_cost = cutting.cost / ((int64_t)n_threads * PIECES_PER_THREAD) + 1;
-    if (!visit_blocks(plan, sight, cut_block, &cutting)) {
+    plan->n_blocks = plan->n_pieces = plan->n_parts = 0;
+    if (!make_blocks(plan, sight) || !make_pieces(plan, sight, n_threads)) {
         return ck_fail_memory("a step's plan");
     }
     order_pieces(plan, sight);
@@ -228,6 +234,7 @@ cellkv_status ck_plan_build(struct ck_plan *plan, const struct ck_sight *sight, 
 }
 
 void ck_plan_free(struct ck_plan *plan) {
+    ck_free(plan->blocks);
     ck_free(plan->pieces);
     ck_free(plan->part_of_entry);
     ck_free(plan->first_part);

@@ -36,8 +36,11 @@ struct ck_plan {
     int32_t n_parts;
     int32_t *first_part; /* [n_queries + 1] query q's parts are [first_part[q], first_part[q + 1]),
                             in order of piece; none if it has a single piece */
-    int32_t *cursor;     /* [n_queries] scratch */
-    int32_t room_pieces, room_entries, room_first, room_cursor; /* the arrays are reused */
+    /* Scratch; all arrays are reused from step to step. */
+    struct ck_block *blocks; /* [n_blocks] */
+    int32_t n_blocks;
+    int32_t *cursor; /* [n_queries] */
+    int32_t room_blocks, room_pieces, room_entries, room_first, room_cursor;
 };
 
 /* Cuts `sight` for this many threads. Reuses the arrays of an earlier build; `plan` starts zeroed.
