@@ -30,8 +30,8 @@ struct ck_piece {
 struct ck_plan {
     struct ck_piece *pieces; /* in the order in which threads should take them */
     int32_t n_pieces;
-    int32_t *part_of_entry; /* [n_entries] a part, or CK_NO_PART: the query's only piece */
-    int32_t n_entries;
+    int32_t *part_of_entry; /* for each view of each piece a part, or CK_NO_PART: the query is in
+                               no other piece */
     int32_t n_queries;
     int32_t n_parts;
     int32_t *first_part; /* [n_queries + 1] query q's parts are [first_part[q], first_part[q + 1]),
