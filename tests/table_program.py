@@ -23,12 +23,13 @@ class Fault(enum.IntEnum):
     NO_RESULT = 4
     RESULT_SHAPE = 5
     Q_SHAPE = 6
-    NULL_K = 7
-    V_TYPE = 8
-    PARAMS = 9
-    SINKS = 10
-    NO_DATA = 11
-    GIVES_UP = 12
+    NO_HEADS = 7
+    NULL_K = 8
+    V_TYPE = 9
+    PARAMS = 10
+    SINKS = 11
+    NO_DATA = 12
+    GIVES_UP = 13
 
 
 class _CLayer(ctypes.Structure):

@@ -16,6 +16,7 @@ SHAPES = {
     "one head": {"n_heads": 1, "n_kv_heads": 1, "head_dim_k": 64, "head_dim_v": 64},
     "nine on three": {"n_heads": 9, "n_kv_heads": 3, "head_dim_k": 64, "head_dim_v": 64},
     "sixteen on one": {"n_heads": 16, "n_kv_heads": 1, "head_dim_k": 80, "head_dim_v": 80},
+    "twenty on one": {"n_heads": 20, "n_kv_heads": 1, "head_dim_k": 16, "head_dim_v": 24},
     "wide K": {"n_heads": 4, "n_kv_heads": 2, "head_dim_k": 96, "head_dim_v": 32},
     "wide V": {"n_heads": 4, "n_kv_heads": 2, "head_dim_k": 40, "head_dim_v": 128},
     "width 256": {"n_heads": 4, "n_kv_heads": 1, "head_dim_k": 256, "head_dim_v": 256},
@@ -186,10 +187,13 @@ def test_dense_after_ragged_keeps_what_was_written_into_freed_rows(type_name: st
 
 
 @pytest.mark.parametrize("type_name", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("n_tokens", [1, 5, 63, 64, 65, 200])
-def test_ragged_never_reads_what_a_query_does_not_see(type_name: str, n_tokens: int) -> None:
+@pytest.mark.parametrize("n_heads", [4, 40])
+@pytest.mark.parametrize("n_tokens", [1, 3, 63, 64, 65, 200])
+def test_ragged_never_reads_what_a_query_does_not_see(
+    n_tokens: int, n_heads: int, type_name: str
+) -> None:
     """NaN in cells of other sequences, in a query's own future and before its window."""
-    tables = random_tables(np.random.default_rng(8), (0, 16))
+    tables = random_tables(np.random.default_rng(8), (0, 16), n_heads=n_heads, n_kv_heads=2)
     poison = 0
     for table in tables:
         table.k[poison] = np.nan

@@ -278,13 +278,12 @@ def test_a_kept_token_survives_an_undo(world: World) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_failure_before_compute_changes_nothing(
-    new_world: NewWorld, tables: list, declared: bool
-) -> None:
+def test_a_failure_before_compute_changes_nothing(new_world: NewWorld, declared: bool) -> None:
     """Every allocation is made to fail in turn, until the step gets through."""
+    two_windows = random_tables(np.random.default_rng(11), (0, 9))
     outcomes = []
     for n in range(1000):
-        with new_world(tables, initial_rows=200, reuse_graphs=False) as world:
+        with new_world(two_windows, initial_rows=200, reuse_graphs=False) as world:
             world.open("a", "b")
             world.prefill("a", 190)
             seqs = [world.handles[name] for name in "ab"]
@@ -345,6 +344,7 @@ FAULTS = {
     Fault.NO_RESULT: "result is missing",
     Fault.RESULT_SHAPE: "result is of another shape",
     Fault.Q_SHAPE: "layer 0: q is",
+    Fault.NO_HEADS: "layer 0: q is",
     Fault.NULL_K: "layer 0: k is NULL",
     Fault.V_TYPE: "layer 0: v is f16",
     Fault.PARAMS: "finite scale",

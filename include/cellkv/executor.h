@@ -116,11 +116,11 @@ typedef enum cellkv_strategy {
     CELLKV_STRATEGY_DENSE = 1, /* ggml's flash attention over all rows, with a mask: a query pays
                                   for the cells of all sequences. On any device that has the op */
     CELLKV_STRATEGY_RAGGED = 2 /* a query reads the cells it sees and no others, and cells that
-                                  several queries see are read once for all of them. On the CPU, for
-                                  head widths that are multiples of 8 */
+                                  several queries see are read once for each 32 of them. On the CPU,
+                                  for head widths that are multiples of 8 */
 } cellkv_strategy;
 
-/** The instructions that strategy ragged may use. */
+/** The instructions that strategy ragged uses. */
 typedef enum cellkv_isa {
     CELLKV_ISA_BEST = 0,   /* the best that this build has and this CPU can run */
     CELLKV_ISA_C = 1,      /* portable C */
@@ -136,7 +136,7 @@ typedef struct cellkv_executor_config {
     cellkv_cache *cache;           /* the cache; NULL: `cache_key` names it. A reference is taken */
     int64_t cache_key;             /* key of a published cache; 0: `cache` is given */
     cellkv_strategy strategy;
-    cellkv_isa isa;     /* a limit for strategy ragged; dense ignores it */
+    cellkv_isa isa;     /* what strategy ragged uses, refused if it cannot; dense ignores it */
     int32_t n_threads;  /* of the CPU device, 1 .. 512; 0: one per core, at most 16 */
     int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices */
     int32_t max_graphs; /* graphs kept, >= 1: the least recently used goes first */
@@ -182,8 +182,8 @@ CELLKV_API void cellkv_executor_free(cellkv_executor *executor);
 /** What becomes of the results of a step's outputs. */
 typedef enum cellkv_pooling {
     CELLKV_POOLING_NONE = 0, /* each is a result row */
-    CELLKV_POOLING_MEAN = 1  /* each sequence's are averaged: a result row for each sequence that has
-                                any, in the order in which they first appear in `outputs` */
+    CELLKV_POOLING_MEAN = 1 /* each sequence's are averaged: a result row for each sequence that has
+                               any, in the order in which they first appear in `outputs` */
 } cellkv_pooling;
 
 /** One step: the tokens of one forward, flat on one axis. */
@@ -203,7 +203,8 @@ typedef struct cellkv_step {
  *
  *  @param step      borrowed
  *  @param results   [n_outputs * n_result] floats, receives result rows in the order of `outputs`
- *                   (with pooling: a row for each sequence among them); may be NULL when n_outputs
+ *                   (with pooling: a row for each sequence among them, and
+ *                   no more is touched); may be NULL when n_outputs
  *                   is 0. Unspecified on failure
  *  @param n_done    receives how many of the step's tokens have been computed (all, on success);
  *                   may be NULL

@@ -34,7 +34,7 @@ class Strategy(enum.IntEnum):
 
 
 class Isa(enum.IntEnum):
-    """The instructions that strategy ragged may use."""
+    """The instructions that strategy ragged uses."""
 
     BEST = 0
     C = 1
@@ -111,7 +111,7 @@ class Executor(Owner):
         `program`: a Model, or the address of a `cellkv_program` made in C; model and cache are kept
         alive. `cache`, or the `cache_key` of a published one. `strategy`: "ragged" (a query reads
         the cells it sees and no others; on the CPU), "dense" (ggml's flash attention over all
-        rows), or "auto": ragged where it can be. `isa` limits the instructions of ragged.
+        rows), or "auto": ragged where it can be. `isa`: the instructions of ragged.
         `n_threads` of the CPU, 1 .. 512; 0: one per core, at most 16. `max_batch`: most tokens
         computed at once, a wider step goes in slices. `max_graphs`: most graphs kept;
         `reuse_graphs=False` builds one for each run.

@@ -39,6 +39,10 @@ struct work {
     float *packed_v;           /* [CK_TILE][v.width] */
 };
 
+static int32_t at_most(int32_t n, int32_t limit) {
+    return n < limit ? n : limit;
+}
+
 /* ---- scratch ---- */
 
 static size_t few_rows(int32_t width_v) {
@@ -61,11 +65,11 @@ static size_t state_floats(size_t n_rows, int32_t width_k, int32_t width_v) {
            in_lines(n_rows * 2);
 }
 
-size_t ck_piece_scratch_floats(int32_t n_heads, int32_t n_kv_heads, int32_t width_k,
-                               int32_t width_v) {
+size_t ck_piece_scratch_floats(int32_t n_queries, int32_t n_heads, int32_t n_kv_heads,
+                               int32_t width_k, int32_t width_v) {
     const size_t group = (size_t)(n_heads / n_kv_heads);
     const size_t few = few_rows(width_v) * (size_t)n_kv_heads;
-    const size_t many = CK_MAX_QUERIES * group;
+    const size_t many = (size_t)at_most(n_queries, CK_MAX_QUERIES) * group;
     const size_t states = few > many ? few : many;
     return state_floats(states, width_k, width_v) + in_lines(many * CK_TILE) + in_lines(many) +
            in_lines(many * 2) + in_lines((size_t)width_k * CK_TILE) +
@@ -152,14 +156,16 @@ static void end_rows(const struct work *work, int32_t kv_head, const float *sums
 
 /* ---- tiles ---- */
 
-static int32_t at_most(int32_t n, int32_t limit) {
-    return n < limit ? n : limit;
-}
+/* What is read after a piece's last tile of one head. */
+struct upcoming {
+    int32_t kv_head;
+    const int32_t *cells;
+    int32_t n_cells;
+};
 
-/* A head's part of the cells from `cell` on, as the views count them. After the piece's last cell
- * comes its first one for `next_head`, or where that is the same head, the next piece. */
+/* A head's part of the cells from `cell` on, as the views count them; `then` follows the piece. */
 static struct ck_tile tile_at(const struct work *work, const struct ck_rows *rows, int32_t kv_head,
-                              int32_t next_head, int32_t cell) {
+                              struct upcoming then, int32_t cell) {
     const int32_t n = at_most(work->end - cell, CK_TILE);
     struct ck_tile tile = {
         .rows = rows->data + (size_t)kv_head * rows->head_bytes,
@@ -171,13 +177,10 @@ static struct ck_tile tile_at(const struct work *work, const struct ck_rows *row
         .n_upcoming = at_most(work->end - cell - n, CK_TILE),
     };
     tile.upcoming_rows = tile.rows;
-    if (tile.n_upcoming == 0 && next_head == kv_head) {
-        tile.upcoming = work->upcoming;
-        tile.n_upcoming = work->n_upcoming;
-    } else if (tile.n_upcoming == 0) {
-        tile.upcoming_rows = rows->data + (size_t)next_head * rows->head_bytes;
-        tile.upcoming = work->cells + work->begin;
-        tile.n_upcoming = at_most(work->end - work->begin, CK_TILE);
+    if (tile.n_upcoming == 0) {
+        tile.upcoming_rows = rows->data + (size_t)then.kv_head * rows->head_bytes;
+        tile.upcoming = then.cells;
+        tile.n_upcoming = then.n_cells;
     }
     return tile;
 }
@@ -256,10 +259,16 @@ static void compute_few(const struct work *work) {
     for (int32_t cell = work->begin; cell < work->end; cell += CK_TILE) {
         const int32_t n = at_most(work->end - cell, CK_TILE);
         find_ranges(work, cell, n);
+        int32_t first, last;
+        find_seeing(work, &first, &last);
+        if (first == last) {
+            continue;
+        }
         const bool all = see_all(work, 0, work->n_rows, n);
         for (int32_t h = 0; h < attention->n_kv_heads; h++) {
-            const struct ck_tile k = tile_at(work, &attention->k, h, h, cell);
-            const struct ck_tile v = tile_at(work, &attention->v, h, h, cell);
+            const struct upcoming then = {h, work->upcoming, work->n_upcoming};
+            const struct ck_tile k = tile_at(work, &attention->k, h, then, cell);
+            const struct ck_tile v = tile_at(work, &attention->v, h, then, cell);
             float *sums = work->sums + (size_t)h * n_sums;
             kernels->scores[attention->k.type](&k, work->queries + (size_t)h * n_queries,
                                                work->n_rows, work->scores);
@@ -283,9 +292,13 @@ static void compute_few(const struct work *work) {
 static void compute_tile(const struct work *work, int32_t kv_head, int32_t cell) {
     const struct ck_attention *attention = work->attention;
     const struct ck_kernels *kernels = attention->kernels;
-    const int32_t next_head = kv_head + 1 < attention->n_kv_heads ? kv_head + 1 : kv_head;
-    const struct ck_tile k = tile_at(work, &attention->k, kv_head, next_head, cell);
-    const struct ck_tile v = tile_at(work, &attention->v, kv_head, next_head, cell);
+    struct upcoming then = {0, work->upcoming, work->n_upcoming};
+    if (kv_head + 1 < attention->n_kv_heads) { /* the piece again, for the next head */
+        then = (struct upcoming){kv_head + 1, work->cells + work->begin,
+                                 at_most(work->end - work->begin, CK_TILE)};
+    }
+    const struct ck_tile k = tile_at(work, &attention->k, kv_head, then, cell);
+    const struct ck_tile v = tile_at(work, &attention->v, kv_head, then, cell);
     const size_t width_k = (size_t)k.width, width_v = (size_t)v.width;
     int32_t first, last;
     find_ranges(work, cell, k.n_cells);

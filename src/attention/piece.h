@@ -38,9 +38,9 @@ static inline size_t ck_part_floats(int32_t width_v) {
     return (size_t)width_v + 2;
 }
 
-/* The scratch that ck_piece_compute needs, in floats. */
-size_t ck_piece_scratch_floats(int32_t n_heads, int32_t n_kv_heads, int32_t width_k,
-                               int32_t width_v);
+/* The scratch that ck_piece_compute needs in a slice of this many queries, in floats. */
+size_t ck_piece_scratch_floats(int32_t n_queries, int32_t n_heads, int32_t n_kv_heads,
+                               int32_t width_k, int32_t width_v);
 
 /* Computes piece i of the plan: parts, or attention where there is nothing to merge. `upcoming` is
  * a piece that the thread may well take next (if there is such a piece): its first rows are

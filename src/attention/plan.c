@@ -11,12 +11,16 @@
 #include "cells/memory.h"
 
 enum {
+    /* Pieces to cut for each thread; but with many threads few, for the sake of parts. */
     PIECES_PER_THREAD = 16,
+    FEWEST_PER_THREAD = 4,
+    MANY_PIECES = 64,
     /* The fewest cells of a piece that was cut: each costs its queries a part. The more threads,
      * the smaller. */
     MIN_CELLS = 2 * CK_TILE,
     ENOUGH_CELLS = 8 * CK_TILE,
-    READ_COST = 2, /* of reading a cell, in units of one query's attention to it */
+    MAX_ENTRIES = 1 << 30, /* parts are counted by powers of 2 in an int32 */
+    READ_COST = 2,         /* of reading a cell, in units of one query's attention to it */
 };
 
 /* A segment's views [first_view, first_view + n_views), and the cells that any of them sees. */
@@ -134,7 +138,9 @@ static bool make_pieces(struct ck_plan *plan, const struct ck_sight *sight, int3
     for (int32_t i = 0; i < plan->n_blocks; i++) {
         cost += plan->blocks[i].cost;
     }
-    const int64_t wanted_cost = cost / ((int64_t)n_threads * PIECES_PER_THREAD) + 1;
+    const int64_t wanted_pieces = clamp(MANY_PIECES, (int64_t)n_threads * FEWEST_PER_THREAD,
+                                        (int64_t)n_threads * PIECES_PER_THREAD);
+    const int64_t wanted_cost = cost / wanted_pieces + 1;
     for (int32_t i = 0; i < plan->n_blocks; i++) {
         if (!cut_block(plan, sight, &plan->blocks[i], wanted_cost, n_threads)) {
             return false;
@@ -153,6 +159,14 @@ static int compare_pieces(const void *left, const void *right) {
         return a->first_row < b->first_row ? -1 : 1;
     }
     return a->first_view > b->first_view ? -1 : a->first_view < b->first_view;
+}
+
+static int64_t count_entries(const struct ck_plan *plan) {
+    int64_t n = 0;
+    for (int32_t i = 0; i < plan->n_pieces; i++) {
+        n += plan->pieces[i].n_views;
+    }
+    return n;
 }
 
 static void order_pieces(struct ck_plan *plan, const struct ck_sight *sight) {
@@ -227,6 +241,9 @@ cellkv_status ck_plan_build(struct ck_plan *plan, const struct ck_sight *sight, 
     plan->n_queries = sight->n_queries;
     plan->n_blocks = plan->n_pieces = plan->n_parts = 0;
     if (!make_blocks(plan, sight) || !make_pieces(plan, sight, n_threads)) {
+        return ck_fail_memory("a step's plan");
+    }
+    if (count_entries(plan) > MAX_ENTRIES) {
         return ck_fail_memory("a step's plan");
     }
     order_pieces(plan, sight);

@@ -34,9 +34,10 @@ static size_t parts_floats(const struct ck_ragged_layer *layer) {
            (size_t)layer->max_parts;
 }
 
-static size_t scratch_floats(const struct ck_ragged_layer *layer) {
-    const size_t n = ck_piece_scratch_floats(layer->n_heads, layer->shape.n_kv_heads,
-                                             layer->shape.head_dim_k, layer->shape.head_dim_v);
+static size_t scratch_floats(const struct ck_ragged_layer *layer, int64_t n_tokens) {
+    const size_t n =
+        ck_piece_scratch_floats((int32_t)n_tokens, layer->n_heads, layer->shape.n_kv_heads,
+                                layer->shape.head_dim_k, layer->shape.head_dim_v);
     return (n + LINE - 1) / LINE * LINE;
 }
 
@@ -45,7 +46,7 @@ static float *scratch_of(const struct ck_ragged_layer *layer, struct ggml_tensor
     float *end_of_parts =
         (float *)memory->data + attention_floats(layer, n_tokens) + parts_floats(layer);
     uintptr_t address = ((uintptr_t)end_of_parts + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    return (float *)address + (size_t)thread * scratch_floats(layer);
+    return (float *)address + (size_t)thread * scratch_floats(layer, n_tokens);
 }
 
 /* ---- the ops ---- */
@@ -106,10 +107,11 @@ static void merge_parts(struct ggml_tensor *memory, int thread, int n_threads, v
         return;
     }
     const struct ck_attention attention = attention_of(layer, memory, memory->src + 1);
-    for (int32_t i = thread; i < plan->n_queries * layer->n_heads; i += n_threads) {
-        const int32_t query = i / layer->n_heads;
+    const int64_t n = (int64_t)plan->n_queries * layer->n_heads;
+    for (int64_t i = thread; i < n; i += n_threads) {
+        const int32_t query = (int32_t)(i / layer->n_heads);
         if (plan->first_part[query] < plan->first_part[query + 1]) {
-            ck_parts_merge(&attention, plan, query, i % layer->n_heads);
+            ck_parts_merge(&attention, plan, query, (int32_t)(i % layer->n_heads));
         }
     }
 }
@@ -130,7 +132,7 @@ struct ck_ragged_nodes ck_ragged_attend(struct ggml_context *context, struct ck_
     struct ggml_tensor *sources[4] = {q, nodes.write_k, nodes.write_v, params->sinks};
     const int n_sources = params->sinks != NULL ? 4 : 3;
     const size_t n_floats = attention_floats(layer, q->ne[2]) + parts_floats(layer) + LINE +
-                            (size_t)layer->n_threads * scratch_floats(layer);
+                            (size_t)layer->n_threads * scratch_floats(layer, q->ne[2]);
     nodes.compute = ggml_custom_4d(context, GGML_TYPE_F32, (int64_t)n_floats, 1, 1, 1, sources,
                                    n_sources, compute_pieces, GGML_N_TASKS_MAX, layer);
     nodes.merge = ggml_custom_inplace(context, nodes.compute, sources, n_sources, merge_parts,

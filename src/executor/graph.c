@@ -80,7 +80,8 @@ static bool check_qkv(cellkv_graph *graph, int32_t index, const cellkv_layer *la
                       const struct ggml_tensor *q, const struct ggml_tensor *k,
                       const struct ggml_tensor *v) {
     const int64_t n = graph->shape.n_tokens;
-    if (!is_tokens_by_heads(q, layer->head_dim_k, n) || q->ne[1] % layer->n_kv_heads != 0) {
+    if (!is_tokens_by_heads(q, layer->head_dim_k, n) || q->ne[1] < 1 || q->ne[1] > INT32_MAX ||
+        q->ne[1] % layer->n_kv_heads != 0) {
         fail_tensor(graph, index, "q", q, layer->head_dim_k, "a multiple of the K/V heads");
     } else if (!is_tokens_by_heads(k, layer->head_dim_k, n) || k->ne[1] != layer->n_kv_heads) {
         fail_tensor(graph, index, "k", k, layer->head_dim_k, "the K/V heads");

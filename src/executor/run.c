@@ -225,10 +225,11 @@ static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step 
                                    struct slice *slice, struct cellkv_graph **graph) {
     find_outputs(&executor->scratch, step, slice);
     cellkv_status status = prepare_windows(executor, slice);
-    const struct ck_shape shape = find_shape(executor, slice);
-    if (status == CELLKV_OK) {
-        status = reserve_mask(&executor->scratch, &shape);
+    if (status != CELLKV_OK) {
+        return status;
     }
+    const struct ck_shape shape = find_shape(executor, slice);
+    status = reserve_mask(&executor->scratch, &shape);
     if (status == CELLKV_OK) {
         status = ck_graph_cache_get(&executor->graphs, &executor->shared, &shape, graph);
     }

@@ -5,6 +5,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* Bytes; a smaller block may be memory that the allocator had already, and keeps whole. */
+enum { WORTH_IT = 8 << 20 };
+
 void ck_prefer_huge_pages(void *memory, size_t size) {
 #ifdef MADV_HUGEPAGE
     const long page = sysconf(_SC_PAGESIZE);
@@ -14,7 +17,7 @@ void ck_prefer_huge_pages(void *memory, size_t size) {
     const uintptr_t mask = (uintptr_t)page - 1;
     const uintptr_t begin = ((uintptr_t)memory + mask) & ~mask;
     const uintptr_t end = ((uintptr_t)memory + size) & ~mask;
-    if (begin < end) {
+    if (end > begin && end - begin >= WORTH_IT) {
         (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE); /* advice: may be declined */
     }
 #else

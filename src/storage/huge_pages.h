@@ -5,8 +5,8 @@
 
 #include <stddef.h>
 
-/* Asks the system for huge pages in memory that has not been touched yet. It may decline, and where
- * it has no such word nothing happens. */
+/* Asks the system for huge pages in a large block of memory, best before it is touched. It may
+ * decline, and where it has no such word nothing happens. */
 void ck_prefer_huge_pages(void *memory, size_t size);
 
 #endif

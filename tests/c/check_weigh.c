@@ -82,7 +82,14 @@ static float extreme(void) {
     static const float extremes[] = {1e30F,  -1e30F, 3e38F,   -3e38F, -INFINITY, INFINITY,
                                      NAN,    0,      1e-40F,  -0.0F,  88,        -88,
                                      -87.1F, -86.9F, -126.5F, -104};
-    return extremes[roll(&dice, sizeof extremes / sizeof *extremes)];
+    uint32_t i = roll(&dice, sizeof extremes / sizeof *extremes + 1);
+    if (i < sizeof extremes / sizeof *extremes) {
+        return extremes[i];
+    }
+    uint32_t bits = 0x7fc00000 + roll(&dice, 0x400); /* a NaN that says something */
+    float nan;
+    memcpy(&nan, &bits, sizeof nan);
+    return nan;
 }
 
 static void fill(struct weighed *rows, int32_t one_in, float limit) {

@@ -64,6 +64,9 @@ static struct ggml_tensor *attend_layer(const struct table_program *program, cel
     case TABLE_FAULT_Q_SHAPE:
         q = ggml_reshape_2d(context, q, q->ne[0] * q->ne[1], q->ne[2]);
         break;
+    case TABLE_FAULT_NO_HEADS:
+        q = ggml_new_tensor_3d(context, GGML_TYPE_F32, q->ne[0], 0, q->ne[2]);
+        break;
     case TABLE_FAULT_NULL_K:
         k = NULL;
         break;

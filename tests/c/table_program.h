@@ -45,6 +45,7 @@ enum table_fault {
     TABLE_FAULT_NO_RESULT,     /* no result is named */
     TABLE_FAULT_RESULT_SHAPE,  /* the result has a row too many floats */
     TABLE_FAULT_Q_SHAPE,       /* q lacks a head dimension */
+    TABLE_FAULT_NO_HEADS,      /* q has none */
     TABLE_FAULT_NULL_K,        /* k is NULL */
     TABLE_FAULT_V_TYPE,        /* v is f16 */
     TABLE_FAULT_PARAMS,        /* scale is NaN */

@@ -70,7 +70,7 @@ struct ck_kernels {
 
     /* c[r * c_stride + j] = c * factors[r] + sum over i < n_inner of a[r * a_stride + i] *
      * b[i * b_stride + j], for r < n_rows, j < n_columns (a multiple of 8). With factors NULL, c is
-     * only written. b is 64-byte aligned and b_stride a multiple of 8. */
+     * only written. b_stride is a multiple of 8; b is read fastest at 64 bytes. */
     void (*multiply)(const float *a, size_t a_stride, const float *b, size_t b_stride, float *c,
                      size_t c_stride, const float *factors, int32_t n_rows, int32_t n_inner,
                      int32_t n_columns);
@@ -80,8 +80,8 @@ struct ck_kernels {
      * maximum, turns the scores into weights exp(score - maximum), adds them to its sum, scaled to
      * the new maximum by factors[r] = exp(old maximum - new maximum). Weights at c < n_cells
      * outside the range are 0, whatever was there, NaN included; those at c >= n_cells may be
-     * overwritten with anything. A row that has seen no finite score keeps maximum -INFINITY,
-     * weights 0 and factor 1; a NaN score in its range makes its sum NaN. */
+     * overwritten with anything. A row that has seen no score above -INFINITY keeps that
+     * maximum, weights 0 and factor 1; a NaN score in its range makes its sum NaN. */
     void (*weigh)(float *scores, const struct ck_range *ranges, int32_t n_rows, int32_t n_cells,
                   float soft_cap, struct ck_softmax *states, float *factors);
 };

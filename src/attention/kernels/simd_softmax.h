@@ -29,6 +29,7 @@ CK_INLINE struct exponential exponential(vec x) {
 CK_INLINE vec vec_exp(vec x) {
     struct exponential e = exponential(x);
     vec result = vec_scale(vec_add(vec_all(1), e.fraction), e.power);
+    result = vec_fma(e.fraction, vec_zero(), result); /* scaling adds to the bits of a NaN, too */
     return vec_zero_below(x, vec_all(-87), result);
 }
 
