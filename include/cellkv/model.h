@@ -66,8 +66,8 @@ typedef struct cellkv_model_value {
 typedef struct cellkv_model_array {
     const char *name;  /* "token_embd.weight", ... */
     const float *data; /* float32, copied */
-    int32_t n_dims;    /* 1 or 2 */
-    int64_t shape[2];  /* elements per dimension, the contiguous one first (ggml's order) */
+    int32_t n_dims;    /* 1 to 3 */
+    int64_t shape[3];  /* elements per dimension, the contiguous one first (ggml's order) */
 } cellkv_model_array;
 
 /** Makes a model from arrays.

@@ -92,7 +92,7 @@ class Model(Owner):
         """Make a model from arrays, which are copied.
 
         `metadata` and `arrays` have the keys of the GGUF format. An array is float32, contiguous,
-        of one or two dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd] for
+        of one to three dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd] for
         "token_embd.weight"). Keys under "tokenizer." are for `tokenizer` and may hold lists.
 
         TypeError, InvalidArgumentError: an array or a value that is none of these. Otherwise as
@@ -245,9 +245,9 @@ def _c_arrays(arrays: Mapping[str, Any]) -> tuple[Any, object]:
     kept: list[object] = []
     for c_array, (name, value) in zip(c_arrays, arrays.items(), strict=True):
         array = as_floats(value, f"arrays[{name!r}]")
-        if array.ndim not in (1, 2):
+        if array.ndim not in (1, 2, 3):
             raise InvalidArgumentError(
-                f"arrays[{name!r}] has shape {array.shape}, one or two dimensions are expected"
+                f"arrays[{name!r}] has shape {array.shape}, one to three dimensions are expected"
             )
         encoded = as_text(name, "a name in arrays")
         c_array.name = encoded
