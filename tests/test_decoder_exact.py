@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cellkv import Cache, Executor, Model
+from cellkv import Cache, Executor, Model, TrimmedError
 from oracle_decoder import Decoder
 from tiny_gguf import LARGEST, VARIANTS, Tiny, metadata_of, tensors_of, write_tiny
 
@@ -150,6 +150,32 @@ def test_prefill_in_slices(grouped: tuple[Model, Decoder]) -> None:
     served = Served(*grouped, max_batch=7)
     a, b = served.open(*prompt(20)), served.open()
     served.step([(a, 1), (b, 2)] * 10, outputs=[19, 0, 6, 7, 8])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_what_no_window_shows_again_can_be_trimmed(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
+    """Where all layers have windows: the largest of 5 still sees four tokens back."""
+    more = {"attention.sliding_window": [3, 5]}
+    tiny = Tiny(name, n_kv_heads=2, tied=True, more=more)
+    truth = Decoder(metadata_of(tiny), tensors_of(tiny))
+    served = Served(load(tiny, "gguf", tmp_path), truth, strategy=strategy)
+    seq = served.open(*prompt(20))
+    clone = served.clone(seq, 12)
+    served.step([(clone, token) for token in prompt(5, seed=2)])
+    used = served.cache.stats.used_cells
+    freed = served.cache.trim_windows()
+    assert freed == used - served.cache.stats.used_cells == 25 - 2 * 4
+    other = served.open(*prompt(18, seed=3))  # in the cells that became free
+    for token in prompt(6, seed=4):
+        served.step([(seq, token), (other, token), (clone, token)])
+    with pytest.raises(TrimmedError, match="oldest end that can be reached is 20"):
+        served.cache.rewind(seq, 19)
+    served.cache.rewind(seq, 20)
+    served.tokens[seq] = served.tokens[seq][:20]
+    late = served.clone(seq, 20)
+    served.step([(seq, 3), (late, 4), (seq, 5), (late, 6)])
 
 
 @pytest.mark.parametrize("name", LARGEST)
