@@ -33,7 +33,8 @@ typedef struct cellkv_model_config {
  */
 CELLKV_API cellkv_model_config cellkv_model_config_default(void);
 
-/** Loads a GGUF file. Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral).
+/** Loads a GGUF file. Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral), "gemma2", "gemma3"
+ *  (text only), "qwen2" (Qwen 2 and 2.5), "qwen3" and "qwen3moe".
  *
  *  @param path     borrowed
  *  @param config   borrowed; NULL: the default

@@ -64,7 +64,10 @@ class Model(Owner):
         use_mmap: bool = True,
         repack: bool = True,
     ) -> Model:
-        """Load a GGUF file of the "llama" architecture (SmolLM2, Llama 2 and 3, Mistral).
+        """Load a GGUF file.
+
+        Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral), "gemma2", "gemma3" (text only),
+        "qwen2" (Qwen 2 and 2.5), "qwen3" and "qwen3moe".
 
         `device`: which ggml device holds the weights; default the best one. `use_mmap`: map the
         file instead of reading it. `repack`: hold weights in the layout of ggml's fastest CPU

@@ -59,8 +59,8 @@ struct ggml_tensor *ck_attention_heads(const struct ck_forward *forward, int32_t
     return ggml_reshape_2d(forward->context, heads, heads->ne[0] * heads->ne[1], heads->ne[2]);
 }
 
-/* gelu(gate) * up. The tanh form of GELU is g * sigmoid(g * d) with d = a + b g^2, a = 2 sqrt(2/pi),
- * b = 0.044715 a: that is silu(g * d) / d. ggml's own op rounds to f16 on the CPU. */
+/* gelu(gate) * up. The tanh form of GELU is g * sigmoid(g * d) with d = a + b g^2, a = 2
+ * sqrt(2/pi), b = 0.044715 a: that is silu(g * d) / d. ggml's own op rounds to f16 on the CPU. */
 static struct ggml_tensor *gelu_gated(struct ggml_context *context, struct ggml_tensor *gate,
                                       struct ggml_tensor *up) {
     const float a = 1.5957691216f;
@@ -120,8 +120,8 @@ static struct ggml_tensor *mixture(const struct ck_forward *forward,
 }
 
 struct ggml_tensor *ck_apply_feed_forward(const struct ck_forward *forward,
-                                    const struct ck_feed_forward *feed_forward,
-                                    struct ggml_tensor *x) {
+                                          const struct ck_feed_forward *feed_forward,
+                                          struct ggml_tensor *x) {
     return feed_forward->experts.n > 0 ? mixture(forward, feed_forward, x)
                                        : one_unit(forward, feed_forward, x);
 }

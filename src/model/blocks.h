@@ -35,8 +35,8 @@ struct ggml_tensor *ck_attention_heads(const struct ck_forward *forward, int32_t
 /* down(activation(gate(x)) * up(x)), x already normalized; of each token's experts, weighed and
  * summed, where there are any. */
 struct ggml_tensor *ck_apply_feed_forward(const struct ck_forward *forward,
-                                    const struct ck_feed_forward *feed_forward,
-                                    struct ggml_tensor *x);
+                                          const struct ck_feed_forward *feed_forward,
+                                          struct ggml_tensor *x);
 
 /* Whether nothing after layer l's attention is needed: no token's result is read. */
 bool ck_ends_at(const struct ck_forward *forward, int32_t l);

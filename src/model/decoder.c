@@ -191,8 +191,8 @@ void ck_decoder_read_window_pattern(struct ck_decoder *decoder, struct ck_metada
     }
     const int32_t n = decoder->n_layers;
     for (int32_t l = 0; l < n && metadata->status == CELLKV_OK; l++) {
-        const bool local = listed ? ck_metadata_layer_bool(metadata, key, l, n)
-                                  : l % period < period - 1;
+        const bool local =
+            listed ? ck_metadata_layer_bool(metadata, key, l, n) : l % period < period - 1;
         if (!local) {
             decoder->layers[l].attention.window = 0;
         }

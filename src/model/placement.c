@@ -212,8 +212,8 @@ static struct ggml_tensor *find_twin(const struct ck_weights *weights, const int
 static void describe(struct ck_home *home, const struct ck_weights *weights,
                      const struct ck_weight *weight) {
     const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
-    struct ggml_tensor *tensor = ggml_new_tensor(home->context, held_type(&stored, weight->use),
-                                                 GGML_MAX_DIMS, stored.ne);
+    struct ggml_tensor *tensor =
+        ggml_new_tensor(home->context, held_type(&stored, weight->use), GGML_MAX_DIMS, stored.ne);
     ggml_set_name(tensor, stored.name);
     *weight->slot = tensor;
 }
