@@ -95,8 +95,8 @@ class Model(Owner):
         """Make a model from arrays, which are copied.
 
         `metadata` and `arrays` have the keys of the GGUF format. An array is float32, contiguous,
-        of one to three dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd] for
-        "token_embd.weight"). Keys under "tokenizer." are for `tokenizer` and may hold lists.
+        of one to three dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd]
+        for "token_embd.weight"). Keys under "tokenizer." are for `tokenizer` and may hold lists.
 
         TypeError, InvalidArgumentError: an array or a value that is none of these. Otherwise as
         `load`, but for the file's errors.
