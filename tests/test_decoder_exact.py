@@ -153,6 +153,22 @@ def test_prefill_in_slices(grouped: tuple[Model, Decoder]) -> None:
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_rewinds_go_back_to_before_the_window(name: str, strategy: str, tmp_path: Path) -> None:
+    """Local and global layers in one model: what a window does not show any more is still there."""
+    tiny = VARIANTS[name]
+    truth = Decoder(metadata_of(tiny), tensors_of(tiny))
+    served = Served(load(tiny, "gguf", tmp_path), truth, strategy=strategy)
+    a, b = served.open(*prompt(15)), served.open(*prompt(13, seed=2))
+    clone = served.clone(a, 14)
+    served.step([(a, 1), (b, 2), (clone, 3)])
+    for seq, position in ((a, 6), (b, 1), (clone, 13)):
+        served.cache.rewind(seq, position)
+        del served.tokens[seq][position:]
+    for token in prompt(4, seed=3):
+        served.step([(clone, token), (a, 96 - token), (b, token)])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
 def test_what_no_window_shows_again_can_be_trimmed(
     name: str, strategy: str, tmp_path: Path
 ) -> None:
