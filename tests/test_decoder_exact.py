@@ -1,4 +1,4 @@
-"""The llama decoder against a float64 decoder without a cache, on tiny models with f32 weights."""
+"""Every decoder against a float64 decoder without a cache, on tiny models with f32 weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cellkv import Cache, Executor, Model
+from cellkv import Cache, Executor, Model, TrimmedError
 from oracle_decoder import Decoder
-from tiny_gguf import VARIANTS, Tiny, metadata_of, tensors_of, write_tiny
+from tiny_gguf import LARGEST, VARIANTS, Tiny, metadata_of, tensors_of, write_tiny
 
 TOLERANCE = 1e-4  # of a logit, absolute; measured: 1.6e-5 where logits reach 15, else 2e-6
 BY_ARRAYS = [
@@ -21,7 +21,15 @@ BY_ARRAYS = [
     for name, tiny in VARIANTS.items()
     if not any(isinstance(value, list) for value in metadata_of(tiny).values())
 ]
-SOURCES = [(name, "gguf") for name in VARIANTS] + [(name, "arrays") for name in BY_ARRAYS]
+SOURCES = [(name, "gguf", "auto") for name in VARIANTS] + [
+    (name, "arrays" if name in BY_ARRAYS else "gguf", "dense") for name in VARIANTS
+]
+# Keys of variants that say what holds without them.
+SAYING_NOTHING = {
+    ("rope_linear", "rope.scaling.type"),
+    ("rope_scaling_none", "rope.scaling.factor"),
+    ("gemma3", "rope.scaling.type"),
+}
 
 
 class Served:
@@ -71,10 +79,10 @@ def load(tiny: Tiny, source: str, folder: Path) -> Model:
 
 @pytest.fixture(params=SOURCES, ids="-".join)
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
-    name, source = request.param
+    name, source, strategy = request.param
     tiny = VARIANTS[name]
     with load(tiny, source, tmp_path) as model:
-        yield Served(model, Decoder(metadata_of(tiny), tensors_of(tiny)))
+        yield Served(model, Decoder(metadata_of(tiny), tensors_of(tiny)), strategy=strategy)
 
 
 @pytest.fixture
@@ -87,15 +95,18 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return list(map(int, np.random.default_rng(seed).integers(0, 97, length)))
 
 
-@pytest.mark.parametrize("name", [name for name, tiny in VARIANTS.items() if tiny.more])
-def test_variants_would_be_seen_if_ignored(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name, tiny in VARIANTS.items() for key in tiny.more]
+)
+def test_variants_would_be_seen_if_ignored(name: str, key: str) -> None:
     tiny = VARIANTS[name]
-    without = dataclasses.replace(tiny, more={})
+    more = {other: value for other, value in tiny.more.items() if other != key}
+    without = dataclasses.replace(tiny, more=more)
     tokens = prompt(9)
     logits = Decoder(metadata_of(tiny), tensors_of(tiny)).logits(tokens)
     others = Decoder(metadata_of(without), tensors_of(tiny)).logits(tokens)
     differ = np.abs(logits - others).max() > 100 * TOLERANCE
-    assert differ == (name != "rope_scaling_none")
+    assert differ == ((name, key) not in SAYING_NOTHING)
 
 
 def test_alone_in_one_step_and_token_by_token(served: Served) -> None:
@@ -139,6 +150,58 @@ def test_prefill_in_slices(grouped: tuple[Model, Decoder]) -> None:
     served = Served(*grouped, max_batch=7)
     a, b = served.open(*prompt(20)), served.open()
     served.step([(a, 1), (b, 2)] * 10, outputs=[19, 0, 6, 7, 8])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_rewinds_go_back_to_before_the_window(name: str, strategy: str, tmp_path: Path) -> None:
+    """Local and global layers in one model: what a window does not show any more is still there."""
+    tiny = VARIANTS[name]
+    truth = Decoder(metadata_of(tiny), tensors_of(tiny))
+    served = Served(load(tiny, "gguf", tmp_path), truth, strategy=strategy)
+    a, b = served.open(*prompt(15)), served.open(*prompt(13, seed=2))
+    clone = served.clone(a, 14)
+    served.step([(a, 1), (b, 2), (clone, 3)])
+    for seq, position in ((a, 6), (b, 1), (clone, 13)):
+        served.cache.rewind(seq, position)
+        del served.tokens[seq][position:]
+    for token in prompt(4, seed=3):
+        served.step([(clone, token), (a, 96 - token), (b, token)])
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+def test_what_no_window_shows_again_can_be_trimmed(
+    name: str, strategy: str, tmp_path: Path
+) -> None:
+    """Where all layers have windows: the largest of 5 still sees four tokens back."""
+    more = {"attention.sliding_window": [3, 5]}
+    tiny = Tiny(name, n_kv_heads=2, tied=True, more=more)
+    truth = Decoder(metadata_of(tiny), tensors_of(tiny))
+    served = Served(load(tiny, "gguf", tmp_path), truth, strategy=strategy)
+    seq = served.open(*prompt(20))
+    clone = served.clone(seq, 12)
+    served.step([(clone, token) for token in prompt(5, seed=2)])
+    used = served.cache.stats.used_cells
+    freed = served.cache.trim_windows()
+    assert freed == used - served.cache.stats.used_cells == 25 - 2 * 4
+    other = served.open(*prompt(18, seed=3))  # in the cells that became free
+    for token in prompt(6, seed=4):
+        served.step([(seq, token), (other, token), (clone, token)])
+    with pytest.raises(TrimmedError, match="oldest end that can be reached is 20"):
+        served.cache.rewind(seq, 19)
+    served.cache.rewind(seq, 20)
+    served.tokens[seq] = served.tokens[seq][:20]
+    late = served.clone(seq, 20)
+    served.step([(seq, 3), (late, 4), (seq, 5), (late, 6)])
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_gemmas_scale_by_the_hidden_width_per_head(name: str, tmp_path: Path) -> None:
+    tiny = LARGEST[name]
+    truth = Decoder(metadata_of(tiny), tensors_of(tiny))
+    other = Decoder(metadata_of(tiny) | {f"{name}.attention.scale": 8**-0.5}, tensors_of(tiny))
+    tokens = prompt(9)
+    assert np.abs(truth.logits(tokens) - other.logits(tokens)).max() > 100 * TOLERANCE
+    Served(load(tiny, "gguf", tmp_path), truth).open(*tokens)
 
 
 def test_step_without_outputs_still_writes_every_layer(served: Served) -> None:

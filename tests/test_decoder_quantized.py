@@ -21,6 +21,19 @@ from quantized_blocks import NUMBERS, TYPES, random_tensor, weights
 from tiny_gguf import Tiny, metadata_of, tensors_of, write
 
 TINY = Tiny(n_embd=256, n_kv_heads=2, n_ff=512, n_vocab=96)
+# The experts are chosen clearly: a rounding difference should not change the choice.
+MIXTURE = Tiny(
+    "qwen3moe",
+    n_layers=1,
+    n_embd=256,
+    n_kv_heads=2,
+    n_ff=256,
+    n_vocab=96,
+    n_experts=4,
+    n_experts_used=2,
+)
+CLEARLY = 6.0
+MIXTURE_TYPES = ["F32", "F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4"]
 PROMPT = np.random.default_rng(5).integers(0, 96, 9).tolist()
 
 # Relative L2 error of the logits; measured: 4.5e-7, 9.0e-4, 6.6e-3.
@@ -34,29 +47,41 @@ class Made(NamedTuple):
     matrix_bytes: int  # of the weights that are multiplied by
 
 
-def make(name: str, folder: Path) -> Made:
+def is_matrix(name: str, tensor: npt.NDArray[np.generic]) -> bool:
+    return tensor.ndim > 1 and name != "token_embd.weight" and "ffn_gate_inp" not in name
+
+
+def quantized(
+    kind: str, dense: npt.NDArray[np.float32], rng: np.random.Generator
+) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic]]:
+    """A tensor of that type as it is stored, and its weights' values."""
+    rows = dense.reshape(-1, dense.shape[-1])
+    if kind in ("F16", "BF16"):
+        number = gguf.GGMLQuantizationType[kind]
+        stored = gguf.quants.quantize(rows, number)
+        values = gguf.quants.dequantize(stored, number)
+    else:
+        stored = random_tensor(kind, rows.shape, rng)
+        values = weights(kind, stored)
+    return stored.reshape(*dense.shape[:-1], -1), values.reshape(dense.shape)
+
+
+def make(name: str, folder: Path, tiny: Tiny = TINY) -> Made:
     rng = np.random.default_rng(3)
-    tensors: dict[str, npt.NDArray[np.generic]] = dict(tensors_of(TINY))
+    tensors: dict[str, npt.NDArray[np.generic]] = dict(tensors_of(tiny))
+    for router in [tensor for tensor in tensors if "ffn_gate_inp" in tensor]:
+        tensors[router] = np.float32(CLEARLY) * tensors[router]
     values: dict[str, npt.NDArray[np.generic]] = dict(tensors)
     types = {}
     for tensor, dense in list(tensors.items()):
-        if dense.ndim == 1 or name == "F32":
-            continue
-        if name in ("F16", "BF16"):
-            kind = gguf.GGMLQuantizationType[name]
-            stored = gguf.quants.quantize(dense, kind)
-            values[tensor] = gguf.quants.dequantize(stored, kind)
-        else:
-            stored = random_tensor(name, dense.shape, rng)
-            values[tensor] = weights(name, stored)
-        tensors[tensor] = stored
-        types[tensor] = NUMBERS[name]
-    path = write(folder / f"{name}.gguf", metadata_of(TINY), tensors, types)
-    matrices = [t for n, t in tensors.items() if t.ndim == 2 and n != "token_embd.weight"]
+        if name != "F32" and (is_matrix(tensor, dense) or tensor == "token_embd.weight"):
+            tensors[tensor], values[tensor] = quantized(name, dense, rng)
+            types[tensor] = NUMBERS[name]
+    path = write(folder / f"{name}.gguf", metadata_of(tiny), tensors, types)
     return Made(
         path,
-        Decoder(metadata_of(TINY), values).logits(PROMPT),
-        sum(tensor.nbytes for tensor in matrices),
+        Decoder(metadata_of(tiny), values).logits(PROMPT),
+        sum(stored.nbytes for tensor, stored in tensors.items() if is_matrix(tensor, stored)),
     )
 
 
@@ -79,17 +104,27 @@ def logits_of(model: Model) -> npt.NDArray[np.float32]:
     return np.concatenate(rows)
 
 
-@pytest.mark.parametrize("repack", [True, False], ids=["repacked", "as_stored"])
-def test_logits_are_those_of_the_weights_values(made: tuple[str, Made], repack: bool) -> None:
-    name, (path, truth, matrix_bytes) = made
-    with Model.load(path, device="CPU", repack=repack) as model:
+def check_logits(name: str, made: Made, repack: bool) -> None:
+    with Model.load(made.path, device="CPU", repack=repack) as model:
         info = model.info
         logits = logits_of(model)
-    error = np.linalg.norm(logits - truth) / np.linalg.norm(truth)
-    print(f"{name}: relative L2 {error:.2e}, repacked {info.repacked_bytes} of {matrix_bytes}")
+    error = np.linalg.norm(logits - made.truth) / np.linalg.norm(made.truth)
+    print(f"{name}: relative L2 {error:.2e}, repacked {info.repacked_bytes}, {made.matrix_bytes}")
     assert error < TOLERANCE.get(name, TOLERANCE_QUANTIZED)
-    assert info.repacked_bytes in ((0, matrix_bytes) if repack else (0,))
+    assert info.repacked_bytes in ((0, made.matrix_bytes) if repack else (0,))
     assert info.mapped_bytes == info.weight_bytes - info.repacked_bytes
+
+
+@pytest.mark.parametrize("repack", [True, False], ids=["repacked", "as_stored"])
+def test_logits_are_those_of_the_weights_values(made: tuple[str, Made], repack: bool) -> None:
+    check_logits(*made, repack)
+
+
+@pytest.mark.parametrize("name", MIXTURE_TYPES)
+def test_experts_too(name: str, tmp_path: Path) -> None:
+    mixture = make(name, tmp_path, MIXTURE)
+    for repack in (True, False):
+        check_logits(name, mixture, repack)
 
 
 def test_q4_0_is_repacked_on_every_cpu_we_test_on(tmp_path: Path) -> None:

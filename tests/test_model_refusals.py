@@ -41,6 +41,15 @@ TINY = Tiny(
     rope_factors=True,
     more={"rope.freq_base": 500000.0},
 )
+SMALL: dict[str, Any] = {"n_layers": 1, "n_vocab": 17, "n_embd": 16, "n_heads": 2, "n_ff": 24}
+WINDOWS = {"attention.sliding_window": 3, "attention.sliding_window_pattern": 2}
+OTHERS = {
+    "gemma2": Tiny("gemma2", **SMALL, more=WINDOWS | {"attn_logit_softcapping": 5.0}),
+    "gemma3": Tiny("gemma3", **SMALL, more=WINDOWS | {"final_logit_softcapping": 5.0}),
+    "qwen2": Tiny("qwen2", **SMALL),
+    "qwen3": Tiny("qwen3", **SMALL),
+    "qwen3moe": Tiny("qwen3moe", **SMALL, n_experts=3, n_experts_used=2),
+}
 REQUIRED = [name for name in tensors_of(Tiny(n_layers=2, n_embd=16)) if name != "output.weight"]
 Edit = Callable[[dict[str, Any], dict[str, npt.NDArray[Any]]], object]
 
@@ -217,11 +226,15 @@ def test_a_name_given_twice_is_a_bad_file(whole: bytes, refuse: Callable[..., No
         refuse(whole.replace(name, other), BadFileError, "ggml's reader refuses")
 
 
-def test_flipped_bytes_never_end_the_process(whole: bytes, data_begin: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "n"), [("llama", 900)] + [(name, 600) for name in OTHERS])
+def test_flipped_bytes_never_end_the_process(name: str, n: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(11)
     path = tmp_path / "flipped.gguf"
+    tiny = TINY if name == "llama" else OTHERS[name]
+    whole = write_tiny(path, tiny).read_bytes()
+    data_begin = len(whole) - sum(-(-t.nbytes // 32) * 32 for t in tensors_of(tiny).values())
     outcomes: dict[str, int] = {}
-    for i in range(900):
+    for i in range(n):
         content = bytearray(whole)
         for at in rng.integers(4, data_begin, 1 + i % 3):
             content[at] = rng.integers(0, 256) if i % 2 else content[at] ^ (1 << rng.integers(0, 8))
@@ -234,6 +247,7 @@ def test_flipped_bytes_never_end_the_process(whole: bytes, data_begin: int, tmp_
             outcome = type(error).__name__
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     assert {"BadFileError", "BadMetadataError", "MissingTensorError", "ran"} <= set(outcomes)
+    assert sum(outcomes.values()) == n
 
 
 def _run(model: Model, tokens: tuple[int, ...] = (1, 2, 3)) -> npt.NDArray[np.float32]:
@@ -270,7 +284,7 @@ def test_a_near_miss_is_another_architecture(refuse: Callable[..., None], name: 
     def edit(metadata: dict[str, Any], _: Any) -> None:
         metadata["general.architecture"] = name
 
-    refuse(edit, UnknownArchitectureError, r"^[ -~]{0,63}; there are: llama$")
+    refuse(edit, UnknownArchitectureError, r"^[ -~]{0,63}; there are: llama, [a-z0-9, ]+$")
 
 
 MANDATORY = [
@@ -397,6 +411,70 @@ def test_values_of_any_integer_type_are_taken(tmp_path: Path) -> None:
         load(write(tmp_path / "kinds.gguf", metadata, tensors_of(TINY))).close()
 
 
+# ---- keys of the other architectures ----
+
+
+def _with(name: str, key: str, value: Any) -> Edit:
+    return lambda metadata, _: metadata.update({f"{name}.{key}": value})
+
+
+def test_the_other_tiny_models_are_fine(tmp_path: Path) -> None:
+    for name, tiny in OTHERS.items():
+        with load(write_tiny(tmp_path / f"{name}.gguf", tiny)) as model:
+            assert model.info.architecture == name
+            _run(model)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_architecture_names_the_key_it_lacks(refuse: Callable[..., None], name: str) -> None:
+    experts = ["expert_count", "expert_used_count", "expert_feed_forward_length"]
+    keys = ["block_count", "embedding_length", "attention.head_count"]
+    keys += experts if name == "qwen3moe" else ["feed_forward_length"]
+    for key in [*keys, "attention.layer_norm_rms_epsilon"]:
+        whole = f"{name}.{key}"
+        refuse(
+            lambda metadata, _, whole=whole: metadata.pop(whole),
+            BadMetadataError,
+            f"^{whole}: missing",
+            OTHERS[name],
+        )
+
+
+NO_FLOAT = ["1", 1, [1.0], True, float("nan"), float("inf"), -1.0]
+IMPOSSIBLE = [
+    *[("gemma2", "attn_logit_softcapping", value) for value in (*NO_FLOAT, 1e-30, 1e20)],
+    *[("gemma2", "final_logit_softcapping", value) for value in (*NO_FLOAT, 1e-30, 1e20)],
+    *[("gemma3", "final_logit_softcapping", value) for value in (*NO_FLOAT, 1e-30)],
+    *[("gemma3", "attention.scale", value) for value in (*NO_FLOAT, 0.0)],
+    *[("gemma3", "rope.freq_base_swa", value) for value in (*NO_FLOAT, 0.5)],
+    *[
+        (name, "attention.sliding_window_pattern", value)
+        for name in ("gemma2", "gemma3")
+        for value in (0, -1, "2", 2.0, 2**31, [True, True], ["1"], [1.0], [2], [-1])
+    ],
+    *[(name, "attention.causal", False) for name in OTHERS],
+    *[(name, "rope.scaling.type", "yarn") for name in OTHERS],
+    *[(name, "attention.key_length", 7) for name in OTHERS],
+    *[(name, "expert_count", 2) for name in OTHERS if name != "qwen3moe"],
+    *[("qwen3moe", "expert_count", value) for value in (0, -1, 1, 2**13, 2**31, 3.0, "3", [3])],
+    *[("qwen3moe", "expert_used_count", value) for value in (0, -1, 4, 2**31, 2.0, "2", [2])],
+    *[("qwen3moe", "expert_feed_forward_length", v) for v in (0, -1, 2**30, 24.0, "24", [24] * 2)],
+    *[("qwen3moe", "expert_gating_func", value) for value in (0, 2, 3, "softmax")],
+    *[("qwen3moe", "expert_weights_norm", value) for value in (False, "yes", 2)],
+    *[("qwen3moe", "expert_weights_scale", value) for value in (2.5, -1.0, float("nan"), 1)],
+    *[("qwen3moe", "expert_shared_count", value) for value in (1, -1, "0")],
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), IMPOSSIBLE, ids=repr)
+def test_what_another_architecture_cannot_serve_is_named(
+    refuse: Callable[..., None], name: str, key: str, value: Any
+) -> None:
+    # Fewer experts than are used: the smaller number may be the one that was meant.
+    blamed = "expert_used_count" if (key, value) == ("expert_count", 1) else key
+    refuse(_with(name, key, value), BadMetadataError, f"^{name}.{blamed}: ", OTHERS[name])
+
+
 # ---- tensors ----
 
 
@@ -441,6 +519,70 @@ def test_a_tensor_that_no_llama_has_is_named(refuse: Callable[..., None], name: 
         tensors[name] = np.ones(4, np.float32)
 
     refuse(edit, BadTensorError, f"^{name} is no tensor")
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_architecture_names_the_tensor_it_lacks(
+    refuse: Callable[..., None], name: str
+) -> None:
+    for tensor in tensors_of(OTHERS[name]):
+        if tensor != "output.weight":
+            refuse(
+                lambda _, tensors, tensor=tensor: tensors.pop(tensor),
+                MissingTensorError,
+                f"^{tensor}$",
+                OTHERS[name],
+            )
+
+
+def _misshapen(full: npt.NDArray[np.float32]) -> list[npt.NDArray[np.float32]]:
+    """Arrays of `full`'s values in other shapes, along each dimension."""
+    others = [full[:, None], np.concatenate([full, full])]
+    for axis, n in enumerate(full.shape):
+        others += [full.take(range(n - 1), axis)] if n > 1 else []
+    if full.ndim == 3:
+        others += [full[0], full.transpose(0, 2, 1), full.transpose(2, 1, 0)]
+    return [np.ascontiguousarray(other) for other in others]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_architecture_names_the_tensor_of_another_shape(
+    refuse: Callable[..., None], name: str
+) -> None:
+    tensors = tensors_of(OTHERS[name])
+    for tensor in set(tensors) - {"token_embd.weight"}:
+        for other in _misshapen(tensors[tensor]):
+            refuse(
+                lambda _, edited, tensor=tensor, other=other: edited.update({tensor: other}),
+                BadTensorError,
+                rf"^{tensor} has shape .* was expected",
+                OTHERS[name],
+            )
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("gemma2", "blk.0.attn_q_norm.weight"),
+        ("gemma3", "rope_freqs.weight"),
+        ("qwen2", "blk.0.attn_q_norm.weight"),
+        ("qwen3", "blk.0.post_ffw_norm.weight"),
+        ("qwen3", "blk.0.ffn_gate_exps.weight"),
+        ("qwen3moe", "blk.0.ffn_gate.weight"),
+        ("qwen3moe", "blk.0.ffn_gate_inp.bias"),
+        ("qwen3moe", "blk.0.ffn_gate_exps.bias"),
+        ("qwen3moe", "blk.0.ffn_gate_shexp.weight"),
+    ],
+)
+def test_a_tensor_of_another_architecture_is_named(
+    refuse: Callable[..., None], name: str, tensor: str
+) -> None:
+    refuse(
+        lambda _, tensors: tensors.update({tensor: np.ones(4, np.float32)}),
+        BadTensorError,
+        f"^{tensor} is no tensor of the architecture {name}$",
+        OTHERS[name],
+    )
 
 
 def test_tensors_of_old_files_are_not_minded(tmp_path: Path) -> None:
@@ -490,11 +632,12 @@ def test_values_are_checked(value: dict[str, Any], error: type[CellkvError], wor
         ({"name": b"x" * 64}, BadTensorError, "array 1: a name has 1 to 63 bytes"),
         ({"name": b"first"}, BadTensorError, "first is given twice"),
         ({"n_dims": 0}, BadTensorError, "second: 0 dimensions"),
-        ({"n_dims": 3}, BadTensorError, "second: 3 dimensions"),
+        ({"n_dims": 4}, BadTensorError, "second: 4 dimensions"),
         ({"n_dims": -1}, BadTensorError, "second: -1 dimensions"),
         ({"shape": (0, 1)}, BadTensorError, "second: an impossible shape"),
         ({"shape": (-4, 1)}, BadTensorError, "second: an impossible shape"),
         ({"n_dims": 2, "shape": (2**40, 2**40)}, BadTensorError, "second: an impossible shape"),
+        ({"n_dims": 3, "shape": (2, 2)}, BadTensorError, "second: an impossible shape"),
     ],
 )
 def test_arrays_are_checked(array: dict[str, Any], error: type[CellkvError], words: str) -> None:

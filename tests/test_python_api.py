@@ -226,7 +226,7 @@ def test_a_model_from_arrays_is_checked() -> None:
         ({}, {"a": [1.0]}, TypeError, "'a'.* list"),
         ({}, {"a": array.T[:2].T}, cellkv.InvalidArgumentError, "contiguous"),
         ({}, {"a": array.astype(">f4")}, TypeError, "'a'"),
-        ({}, {"a": np.zeros((1, 1, 1), np.float32)}, cellkv.InvalidArgumentError, "shape"),
+        ({}, {"a": np.zeros((1, 1, 1, 1), np.float32)}, cellkv.InvalidArgumentError, "shape"),
         ({}, {"a": np.zeros((), np.float32)}, cellkv.InvalidArgumentError, "shape"),
         ({}, {"a\0": array}, cellkv.InvalidArgumentError, "NUL"),
         ({"k": None}, {}, TypeError, "'k'"),

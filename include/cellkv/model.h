@@ -33,7 +33,8 @@ typedef struct cellkv_model_config {
  */
 CELLKV_API cellkv_model_config cellkv_model_config_default(void);
 
-/** Loads a GGUF file. Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral).
+/** Loads a GGUF file. Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral), "gemma2", "gemma3"
+ *  (text only), "qwen2" (Qwen 2 and 2.5), "qwen3" and "qwen3moe".
  *
  *  @param path     borrowed
  *  @param config   borrowed; NULL: the default
@@ -66,8 +67,8 @@ typedef struct cellkv_model_value {
 typedef struct cellkv_model_array {
     const char *name;  /* "token_embd.weight", ... */
     const float *data; /* float32, copied */
-    int32_t n_dims;    /* 1 or 2 */
-    int64_t shape[2];  /* elements per dimension, the contiguous one first (ggml's order) */
+    int32_t n_dims;    /* 1 to 3 */
+    int64_t shape[3];  /* elements per dimension, the contiguous one first (ggml's order) */
 } cellkv_model_array;
 
 /** Makes a model from arrays.

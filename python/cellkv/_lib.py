@@ -182,7 +182,7 @@ class cellkv_model_array(Structure):
         ("name", c_char_p),
         ("data", c_void_p),
         ("n_dims", c_int32),
-        ("shape", c_int64 * 2),
+        ("shape", c_int64 * 3),
     )
 
 

@@ -64,7 +64,10 @@ class Model(Owner):
         use_mmap: bool = True,
         repack: bool = True,
     ) -> Model:
-        """Load a GGUF file of the "llama" architecture (SmolLM2, Llama 2 and 3, Mistral).
+        """Load a GGUF file.
+
+        Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral), "gemma2", "gemma3" (text only),
+        "qwen2" (Qwen 2 and 2.5), "qwen3" and "qwen3moe".
 
         `device`: which ggml device holds the weights; default the best one. `use_mmap`: map the
         file instead of reading it. `repack`: hold weights in the layout of ggml's fastest CPU
@@ -92,8 +95,8 @@ class Model(Owner):
         """Make a model from arrays, which are copied.
 
         `metadata` and `arrays` have the keys of the GGUF format. An array is float32, contiguous,
-        of one or two dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd] for
-        "token_embd.weight"). Keys under "tokenizer." are for `tokenizer` and may hold lists.
+        of one to three dimensions, the contiguous one last as always in numpy ([n_vocab, n_embd]
+        for "token_embd.weight"). Keys under "tokenizer." are for `tokenizer` and may hold lists.
 
         TypeError, InvalidArgumentError: an array or a value that is none of these. Otherwise as
         `load`, but for the file's errors.
@@ -245,9 +248,9 @@ def _c_arrays(arrays: Mapping[str, Any]) -> tuple[Any, object]:
     kept: list[object] = []
     for c_array, (name, value) in zip(c_arrays, arrays.items(), strict=True):
         array = as_floats(value, f"arrays[{name!r}]")
-        if array.ndim not in (1, 2):
+        if array.ndim not in (1, 2, 3):
             raise InvalidArgumentError(
-                f"arrays[{name!r}] has shape {array.shape}, one or two dimensions are expected"
+                f"arrays[{name!r}] has shape {array.shape}, one to three dimensions are expected"
             )
         encoded = as_text(name, "a name in arrays")
         c_array.name = encoded

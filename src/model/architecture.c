@@ -7,7 +7,8 @@
 #include "gguf_scan.h"
 
 static const struct ck_architecture *const architectures[] = {
-    &ck_architecture_llama,
+    &ck_architecture_llama, &ck_architecture_gemma2, &ck_architecture_gemma3,
+    &ck_architecture_qwen2, &ck_architecture_qwen3,  &ck_architecture_qwen3moe,
 };
 
 enum { N_ARCHITECTURES = sizeof architectures / sizeof *architectures };

@@ -24,6 +24,11 @@ struct ck_architecture {
 };
 
 extern const struct ck_architecture ck_architecture_llama;
+extern const struct ck_architecture ck_architecture_gemma2;
+extern const struct ck_architecture ck_architecture_gemma3;
+extern const struct ck_architecture ck_architecture_qwen2;
+extern const struct ck_architecture ck_architecture_qwen3;
+extern const struct ck_architecture ck_architecture_qwen3moe;
 
 /* The architecture of this name. Returns CELLKV_OK or CELLKV_ERROR_UNKNOWN_ARCHITECTURE. */
 cellkv_status ck_architecture_find(const char *name, const struct ck_architecture **found);

@@ -61,8 +61,8 @@ static cellkv_status check_array(const struct gguf_context *gguf, const cellkv_m
     if (gguf_find_tensor(gguf, array->name) >= 0) {
         return ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s is given twice", name);
     }
-    if (array->n_dims != 1 && array->n_dims != 2) {
-        return ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s: %d dimensions; 1 or 2 were expected", name,
+    if (array->n_dims < 1 || array->n_dims > 3) {
+        return ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s: %d dimensions; 1 to 3 were expected", name,
                        array->n_dims);
     }
     int64_t elements = 1;

@@ -13,7 +13,7 @@ struct ck_forward {
     struct ggml_context *context; /* the graph's */
 };
 
-/* The tokens' rows of the embedding. */
+/* The tokens' rows of the embedding, scaled. */
 struct ggml_tensor *ck_embed(const struct ck_forward *forward);
 
 /* x / sqrt(mean(x^2) + epsilon) * weight */
@@ -32,8 +32,9 @@ struct ggml_tensor *ck_apply_rope(const struct ck_forward *forward, const struct
 struct ggml_tensor *ck_attention_heads(const struct ck_forward *forward, int32_t l,
                                        struct ggml_tensor *x);
 
-/* down(silu(gate(x)) * up(x)), x already normalized. */
-struct ggml_tensor *ck_gated_feed_forward(const struct ck_forward *forward,
+/* down(activation(gate(x)) * up(x)), x already normalized; of each token's experts, weighed and
+ * summed, where there are any. */
+struct ggml_tensor *ck_apply_feed_forward(const struct ck_forward *forward,
                                           const struct ck_feed_forward *feed_forward,
                                           struct ggml_tensor *x);
 
@@ -44,7 +45,14 @@ bool ck_ends_at(const struct ck_forward *forward, int32_t l);
 struct ggml_tensor *ck_keep_outputs(const struct ck_forward *forward, int32_t l,
                                     struct ggml_tensor *x);
 
-/* Final norm and head, as the graph's result. */
+/* Final norm, head and soft cap, as the graph's result. */
 void ck_finish(const struct ck_forward *forward, struct ggml_tensor *x);
+
+/* All of it, for decoders whose layers add attention, then feed-forward to the hidden state, each
+ * over its normalized self: a program's build (executor.h). */
+cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_graph *graph);
+
+/* The most tensors that ck_build_forward makes, for a program. */
+int32_t ck_max_tensors(const struct ck_decoder *decoder);
 
 #endif

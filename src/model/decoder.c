@@ -11,6 +11,10 @@
 #define MAX_HEADS    (1 << 14)
 #define MAX_HEAD_DIM (1 << 14)
 #define MAX_WIDTH    (1 << 24)
+#define MAX_EXPERTS  (1 << 12)
+
+/* Below this a factor's inverse stops being a useful float. */
+#define MIN_FACTOR 1e-6f
 
 /* ---- hyperparameters ---- */
 
@@ -33,7 +37,7 @@ static float read_rope_scale(struct ck_metadata *metadata) {
     if (!linear || factor == 0.0f) {
         return 1.0f;
     }
-    if (factor < 1e-6f) {
+    if (factor < MIN_FACTOR) {
         ck_metadata_refuse(metadata, "rope.scaling.factor", "too small");
     }
     return 1.0f / factor;
@@ -101,17 +105,19 @@ static void read_layers(struct ck_decoder *decoder, struct ck_metadata *metadata
         layer->attention = (struct ck_attention){.head_dim_k = k, .head_dim_v = v};
         layer->attention.rope = rope;
         layer->attention.scale = 1.0f / sqrtf((float)k);
-        layer->feed_forward.width =
-            ck_metadata_layer_int(metadata, "feed_forward_length", l, n, 1, MAX_WIDTH);
         read_heads(&layer->attention, metadata, l, n);
     }
 }
 
 void ck_decoder_read(struct ck_decoder *decoder, struct ck_metadata *metadata,
                      int32_t rope_ordering) {
+    if (!ck_metadata_bool_or(metadata, "attention.causal", true)) {
+        ck_metadata_refuse(metadata, "attention.causal", "only causal attention is supported");
+    }
     decoder->n_layers = ck_metadata_int(metadata, "block_count", 1, MAX_LAYERS);
     decoder->n_embd = ck_metadata_int(metadata, "embedding_length", 1, MAX_WIDTH);
     decoder->n_context = ck_metadata_int_or(metadata, "context_length", 1, INT32_MAX, 0);
+    decoder->embedding_scale = 1.0f;
     decoder->norm_epsilon = ck_metadata_float(metadata, "attention.layer_norm_rms_epsilon", 0, 1);
     ck_metadata_int_or(metadata, "vocab_size", 1, INT32_MAX, 0); /* token_embd's shape decides */
     if (metadata->status != CELLKV_OK) {
@@ -123,6 +129,82 @@ void ck_decoder_read(struct ck_decoder *decoder, struct ck_metadata *metadata,
     } else {
         read_layers(decoder, metadata, rope_ordering);
     }
+}
+
+void ck_decoder_read_feed_forward(struct ck_decoder *decoder, struct ck_metadata *metadata,
+                                  enum ck_activation activation) {
+    const int32_t n = decoder->n_layers;
+    if (ck_metadata_int_or(metadata, "expert_count", 0, INT32_MAX, 0) > 0) {
+        ck_metadata_refuse(metadata, "expert_count",
+                           "mixtures of experts are unsupported in this architecture");
+    }
+    for (int32_t l = 0; l < n && metadata->status == CELLKV_OK; l++) {
+        struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
+        feed_forward->activation = activation;
+        feed_forward->width =
+            ck_metadata_layer_int(metadata, "feed_forward_length", l, n, 1, MAX_WIDTH);
+    }
+}
+
+/* Ways to score and weigh experts that nobody here computes. */
+static void refuse_other_experts(struct ck_metadata *metadata) {
+    enum { BY_SOFTMAX = 1 };
+    if (ck_metadata_int_or(metadata, "expert_gating_func", 0, INT32_MAX, BY_SOFTMAX) !=
+        BY_SOFTMAX) {
+        ck_metadata_refuse(metadata, "expert_gating_func", "only 1, softmax, is supported");
+    }
+    if (!ck_metadata_bool_or(metadata, "expert_weights_norm", true)) {
+        ck_metadata_refuse(metadata, "expert_weights_norm", "only true is supported");
+    }
+    const float scale = ck_metadata_float_or(metadata, "expert_weights_scale", -1e9f, 1e9f, 1.0f);
+    if (scale != 1.0f && scale != 0.0f) { /* 0 stands for none */
+        ck_metadata_refuse(metadata, "expert_weights_scale", "only 1 is supported");
+    }
+    if (ck_metadata_int_or(metadata, "expert_shared_count", 0, INT32_MAX, 0) > 0) {
+        ck_metadata_refuse(metadata, "expert_shared_count", "shared experts are unsupported");
+    }
+}
+
+void ck_decoder_read_experts(struct ck_decoder *decoder, struct ck_metadata *metadata) {
+    refuse_other_experts(metadata);
+    const int32_t n = ck_metadata_int(metadata, "expert_count", 1, MAX_EXPERTS);
+    const int32_t n_used = ck_metadata_int(metadata, "expert_used_count", 1, n);
+    for (int32_t l = 0; l < decoder->n_layers && metadata->status == CELLKV_OK; l++) {
+        struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
+        feed_forward->activation = CK_ACTIVATION_SILU;
+        feed_forward->experts = (struct ck_experts){.n = n, .n_used = n_used};
+        feed_forward->width = ck_metadata_layer_int(metadata, "expert_feed_forward_length", l,
+                                                    decoder->n_layers, 1, MAX_WIDTH);
+    }
+}
+
+void ck_decoder_read_window_pattern(struct ck_decoder *decoder, struct ck_metadata *metadata,
+                                    int32_t period) {
+    const char *key = "attention.sliding_window_pattern";
+    const bool listed = ck_metadata_is_array(metadata, key);
+    if (!ck_metadata_has(metadata, key) &&
+        ck_metadata_is_array(metadata, "attention.sliding_window")) {
+        return;
+    }
+    if (!listed) {
+        period = ck_metadata_int_or(metadata, key, 1, INT32_MAX, period);
+    }
+    const int32_t n = decoder->n_layers;
+    for (int32_t l = 0; l < n && metadata->status == CELLKV_OK; l++) {
+        const bool local =
+            listed ? ck_metadata_layer_bool(metadata, key, l, n) : l % period < period - 1;
+        if (!local) {
+            decoder->layers[l].attention.window = 0;
+        }
+    }
+}
+
+float ck_decoder_read_soft_cap(struct ck_metadata *metadata, const char *key, float fallback) {
+    const float cap = ck_metadata_float_or(metadata, key, 0.0f, 1e9f, fallback);
+    if (cap > 0.0f && cap < MIN_FACTOR) {
+        ck_metadata_refuse(metadata, key, "too small");
+    }
+    return cap;
 }
 
 /* ---- weights ---- */
@@ -161,6 +243,13 @@ void ck_decoder_want_attention(struct ck_decoder *decoder, struct ck_weights *we
                 "attn_output");
 }
 
+void ck_decoder_want_head_norms(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    struct ck_attention *attention = &decoder->layers[l].attention;
+    const int64_t width = attention->head_dim_k;
+    ck_want(weights, &attention->q_norm, CK_USE_VECTOR, width, 1, "blk.%d.attn_q_norm.weight", l);
+    ck_want(weights, &attention->k_norm, CK_USE_VECTOR, width, 1, "blk.%d.attn_k_norm.weight", l);
+}
+
 void ck_decoder_want_feed_forward(struct ck_decoder *decoder, struct ck_weights *weights,
                                   int32_t l) {
     struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
@@ -170,6 +259,31 @@ void ck_decoder_want_feed_forward(struct ck_decoder *decoder, struct ck_weights 
     want_linear(weights, &feed_forward->gate, n_embd, width, l, "ffn_gate");
     want_linear(weights, &feed_forward->up, n_embd, width, l, "ffn_up");
     want_linear(weights, &feed_forward->down, width, n_embd, l, "ffn_down");
+}
+
+void ck_decoder_want_experts(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
+    const int64_t n_embd = decoder->n_embd;
+    const int64_t width = feed_forward->width;
+    const int64_t n = feed_forward->experts.n;
+    ck_want(weights, &feed_forward->norm, CK_USE_VECTOR, n_embd, 1, "blk.%d.ffn_norm.weight", l);
+    ck_want(weights, &feed_forward->experts.router, CK_USE_MATMUL, n_embd, n,
+            "blk.%d.ffn_gate_inp.weight", l);
+    ck_want_experts(weights, &feed_forward->gate.weight, n_embd, width, n,
+                    "blk.%d.ffn_gate_exps.weight", l);
+    ck_want_experts(weights, &feed_forward->up.weight, n_embd, width, n,
+                    "blk.%d.ffn_up_exps.weight", l);
+    ck_want_experts(weights, &feed_forward->down.weight, width, n_embd, n,
+                    "blk.%d.ffn_down_exps.weight", l);
+}
+
+void ck_decoder_want_post_norms(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    struct ck_layer *layer = &decoder->layers[l];
+    const int64_t n_embd = decoder->n_embd;
+    ck_want(weights, &layer->attention.post_norm, CK_USE_VECTOR, n_embd, 1,
+            "blk.%d.post_attention_norm.weight", l);
+    ck_want(weights, &layer->feed_forward.post_norm, CK_USE_VECTOR, n_embd, 1,
+            "blk.%d.post_ffw_norm.weight", l);
 }
 
 void ck_decoder_free(struct ck_decoder *decoder) {

@@ -5,13 +5,8 @@
 #include "blocks.h"
 
 static void read(struct ck_decoder *decoder, struct ck_metadata *metadata) {
-    if (ck_metadata_int_or(metadata, "expert_count", 0, INT32_MAX, 0) > 0) {
-        ck_metadata_refuse(metadata, "expert_count", "mixtures of experts are unsupported");
-    }
-    if (!ck_metadata_bool_or(metadata, "attention.causal", true)) {
-        ck_metadata_refuse(metadata, "attention.causal", "only causal attention is supported");
-    }
     ck_decoder_read(decoder, metadata, GGML_ROPE_TYPE_NORMAL);
+    ck_decoder_read_feed_forward(decoder, metadata, CK_ACTIVATION_SILU);
 }
 
 /* One table of frequency factors serves every layer. */
@@ -33,33 +28,9 @@ static void want(struct ck_decoder *decoder, struct ck_weights *weights) {
     }
 }
 
-static cellkv_status build(const struct ck_decoder *decoder, cellkv_graph *graph) {
-    const struct ck_forward forward = {decoder, graph, cellkv_graph_context(graph)};
-    struct ggml_tensor *x = ck_embed(&forward);
-    for (int32_t l = 0; l < decoder->n_layers; l++) {
-        const struct ck_layer *layer = &decoder->layers[l];
-        struct ggml_tensor *y = ck_rms_norm(&forward, x, layer->attention.norm);
-        y = ck_attention_heads(&forward, l, y);
-        if (y == NULL) {
-            return CELLKV_ERROR_BAD_GRAPH;
-        }
-        if (ck_ends_at(&forward, l)) {
-            return CELLKV_OK;
-        }
-        x = ck_keep_outputs(&forward, l, x);
-        y = ck_apply_linear(&forward, &layer->attention.out, ck_keep_outputs(&forward, l, y));
-        x = ggml_add(forward.context, x, y);
-        y = ck_rms_norm(&forward, x, layer->feed_forward.norm);
-        y = ck_gated_feed_forward(&forward, &layer->feed_forward, y);
-        x = ggml_add(forward.context, x, y);
-    }
-    ck_finish(&forward, x);
-    return CELLKV_OK;
-}
-
 const struct ck_architecture ck_architecture_llama = {
     .name = "llama",
     .read = read,
     .want = want,
-    .build = build,
+    .build = ck_build_forward,
 };

@@ -115,17 +115,28 @@ int32_t ck_metadata_int_or(struct ck_metadata *metadata, const char *key, int32_
     return ck_metadata_has(metadata, key) ? ck_metadata_int(metadata, key, min, max) : fallback;
 }
 
+bool ck_metadata_is_array(const struct ck_metadata *metadata, const char *key) {
+    const int64_t id = find(metadata, key);
+    return id >= 0 && gguf_get_kv_type(metadata->gguf, id) == GGUF_TYPE_ARRAY;
+}
+
+/* The index of a key with an array of one entry per layer; -1, having failed, otherwise. */
+static int64_t require_layers(struct ck_metadata *metadata, const char *key, int32_t n_layers) {
+    const int64_t id = require(metadata, key);
+    if (id >= 0 && gguf_get_arr_n(metadata->gguf, id) != (size_t)n_layers) {
+        ck_metadata_refuse(metadata, key, "an array of one entry per layer was expected");
+        return -1;
+    }
+    return id;
+}
+
 int32_t ck_metadata_layer_int(struct ck_metadata *metadata, const char *key, int32_t layer,
                               int32_t n_layers, int32_t min, int32_t max) {
-    const int64_t id = require(metadata, key);
-    if (id < 0) {
-        return 0;
-    }
-    if (gguf_get_kv_type(metadata->gguf, id) != GGUF_TYPE_ARRAY) {
+    if (!ck_metadata_is_array(metadata, key)) {
         return ck_metadata_int(metadata, key, min, max);
     }
-    if (gguf_get_arr_n(metadata->gguf, id) != (size_t)n_layers) {
-        ck_metadata_refuse(metadata, key, "an array of one entry per layer was expected");
+    const int64_t id = require_layers(metadata, key, n_layers);
+    if (id < 0) {
         return 0;
     }
     const enum gguf_type type = gguf_get_arr_type(metadata->gguf, id);
@@ -134,6 +145,18 @@ int32_t ck_metadata_layer_int(struct ck_metadata *metadata, const char *key, int
         type != GGUF_TYPE_STRING &&
         integer_at(type, gguf_get_arr_data(metadata->gguf, id), (size_t)layer, &value);
     return check_integer(metadata, key, is_integer, value, min, max);
+}
+
+bool ck_metadata_layer_bool(struct ck_metadata *metadata, const char *key, int32_t layer,
+                            int32_t n_layers) {
+    if (!ck_metadata_is_array(metadata, key)) {
+        return ck_metadata_bool_or(metadata, key, false);
+    }
+    const int64_t id = require_layers(metadata, key, n_layers);
+    if (id >= 0 && gguf_get_arr_type(metadata->gguf, id) == GGUF_TYPE_BOOL) {
+        return ((const int8_t *)gguf_get_arr_data(metadata->gguf, id))[layer] != 0;
+    }
+    return ck_metadata_layer_int(metadata, key, layer, n_layers, 0, 1) != 0;
 }
 
 int32_t ck_metadata_layer_int_or(struct ck_metadata *metadata, const char *key, int32_t layer,

@@ -31,6 +31,13 @@ int32_t ck_metadata_layer_int(struct ck_metadata *metadata, const char *key, int
 int32_t ck_metadata_layer_int_or(struct ck_metadata *metadata, const char *key, int32_t layer,
                                  int32_t n_layers, int32_t min, int32_t max, int32_t fallback);
 
+/* The same of bools (or integers 0 and 1). */
+bool ck_metadata_layer_bool(struct ck_metadata *metadata, const char *key, int32_t layer,
+                            int32_t n_layers);
+
+/* Whether the key is there and holds an array. */
+bool ck_metadata_is_array(const struct ck_metadata *metadata, const char *key);
+
 /* Finite floats. */
 float ck_metadata_float(struct ck_metadata *metadata, const char *key, float min, float max);
 float ck_metadata_float_or(struct ck_metadata *metadata, const char *key, float min, float max,

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "architecture.h"
+#include "blocks.h"
 #include "cells/error.h"
 #include "cells/memory.h"
 #include "placement.h"
@@ -281,6 +282,7 @@ cellkv_status cellkv_model_program(cellkv_model *model, cellkv_program *program)
         .n_result = model->decoder.n_vocab,
         .n_layers = model->decoder.n_layers,
         .layers = model->layers,
+        .max_tensors = ck_max_tensors(&model->decoder),
         .build = build,
         .retain = retain,
         .release = release,

@@ -100,6 +100,10 @@ static struct ggml_tensor *probe_op(struct ggml_context *context, struct ggml_te
     case CK_USE_MATMUL:
         return ggml_mul_mat(context, weight,
                             ggml_new_tensor_2d(context, GGML_TYPE_F32, weight->ne[0], 2));
+    case CK_USE_EXPERTS:
+        return ggml_mul_mat_id(context, weight,
+                               ggml_new_tensor_3d(context, GGML_TYPE_F32, weight->ne[0], 1, 2),
+                               ggml_new_tensor_2d(context, GGML_TYPE_I32, 1, 2));
     case CK_USE_ROWS:
         return ggml_get_rows(context, weight, ggml_new_tensor_1d(context, GGML_TYPE_I32, 2));
     default:
@@ -125,7 +129,7 @@ static bool supports_use(const struct ck_home *home, const struct ck_stored_tens
     struct ggml_context *context = ggml_init((struct ggml_init_params){
         .mem_size = sizeof memory, .mem_buffer = memory, .no_alloc = true});
     struct ggml_tensor *weight =
-        ggml_new_tensor_2d(context, held_type(stored, use), stored->ne[0], stored->ne[1]);
+        ggml_new_tensor(context, held_type(stored, use), GGML_MAX_DIMS, stored->ne);
     weight->buffer = home->probe;
     const bool supported =
         (!home->mapped || fits_mapping(home, weight, mapping)) &&
@@ -140,7 +144,8 @@ static bool takes(const struct ck_homes *homes, int kind, const struct ck_source
     if (home->device == NULL) {
         return false;
     }
-    if (kind == CK_HOME_REPACKED && weight->use != CK_USE_MATMUL) {
+    const bool multiplied = weight->use == CK_USE_MATMUL || weight->use == CK_USE_EXPERTS;
+    if (kind == CK_HOME_REPACKED && !multiplied) {
         return false;
     }
     if (home->mapped && needs_conversion(stored, weight->use)) {
@@ -207,8 +212,8 @@ static struct ggml_tensor *find_twin(const struct ck_weights *weights, const int
 static void describe(struct ck_home *home, const struct ck_weights *weights,
                      const struct ck_weight *weight) {
     const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
-    struct ggml_tensor *tensor = ggml_new_tensor_2d(home->context, held_type(&stored, weight->use),
-                                                    stored.ne[0], stored.ne[1]);
+    struct ggml_tensor *tensor =
+        ggml_new_tensor(home->context, held_type(&stored, weight->use), GGML_MAX_DIMS, stored.ne);
     ggml_set_name(tensor, stored.name);
     *weight->slot = tensor;
 }

@@ -69,15 +69,16 @@ static bool ok(const struct ck_weights *weights) {
 }
 
 static void check_shape(struct ck_weights *weights, const struct ck_stored_tensor *stored,
-                        int64_t ne0, int64_t ne1) {
+                        const int64_t wanted[3]) {
     const int64_t *ne = stored->ne;
-    if (ne[0] == ne0 && ne[1] == ne1 && ne[2] == 1 && ne[3] == 1) {
+    if (ne[0] == wanted[0] && ne[1] == wanted[1] && ne[2] == wanted[2] && ne[3] == 1) {
         return;
     }
-    weights->status = ck_fail(CELLKV_ERROR_BAD_TENSOR,
-                              "%s has shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64
-                              "]; [%" PRId64 ", %" PRId64 ", 1, 1] was expected",
-                              stored->name, ne[0], ne[1], ne[2], ne[3], ne0, ne1);
+    weights->status =
+        ck_fail(CELLKV_ERROR_BAD_TENSOR,
+                "%s has shape [%" PRId64 ", %" PRId64 ", %" PRId64 ", %" PRId64 "]; [%" PRId64
+                ", %" PRId64 ", %" PRId64 ", 1] was expected",
+                stored->name, ne[0], ne[1], ne[2], ne[3], wanted[0], wanted[1], wanted[2]);
 }
 
 static void check_type(struct ck_weights *weights, const struct ck_stored_tensor *stored,
@@ -114,10 +115,10 @@ static int64_t find(struct ck_weights *weights, const char *name) {
     return tensor;
 }
 
-static void want(struct ck_weights *weights, const struct ck_weight *weight, int64_t ne0,
-                 int64_t ne1) {
+static void want(struct ck_weights *weights, const struct ck_weight *weight,
+                 const int64_t shape[3]) {
     const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
-    check_shape(weights, &stored, ne0, ne1);
+    check_shape(weights, &stored, shape);
     if (ok(weights)) {
         check_type(weights, &stored, weight->use);
     }
@@ -148,7 +149,7 @@ void ck_want(struct ck_weights *weights, struct ggml_tensor **slot, enum ck_use 
     if (tensor < 0) {
         fail_missing(weights, text);
     } else {
-        want(weights, &(struct ck_weight){tensor, use, slot}, ne0, ne1);
+        want(weights, &(struct ck_weight){tensor, use, slot}, (const int64_t[]){ne0, ne1, 1});
     }
 }
 
@@ -157,9 +158,28 @@ bool ck_want_optional(struct ck_weights *weights, struct ggml_tensor **slot, enu
     FORMAT_NAME(text, name);
     const int64_t tensor = find(weights, text);
     if (tensor >= 0) {
-        want(weights, &(struct ck_weight){tensor, use, slot}, ne0, ne1);
+        want(weights, &(struct ck_weight){tensor, use, slot}, (const int64_t[]){ne0, ne1, 1});
     }
     return tensor >= 0;
+}
+
+void ck_want_experts(struct ck_weights *weights, struct ggml_tensor **slot, int64_t ne0,
+                     int64_t ne1, int64_t n_experts, const char *name, ...) {
+    FORMAT_NAME(text, name);
+    const int64_t tensor = find(weights, text);
+    if (tensor < 0) {
+        fail_missing(weights, text);
+    } else {
+        want(weights, &(struct ck_weight){tensor, CK_USE_EXPERTS, slot},
+             (const int64_t[]){ne0, ne1, n_experts});
+    }
+}
+
+void ck_require(struct ck_weights *weights, const char *name, ...) {
+    FORMAT_NAME(text, name);
+    if (find(weights, text) < 0) {
+        fail_missing(weights, text);
+    }
 }
 
 void ck_ignore(struct ck_weights *weights, const char *name, ...) {

@@ -13,8 +13,9 @@
 
 /* What the graph does with a weight. */
 enum ck_use {
-    CK_USE_MATMUL, /* first operand of ggml_mul_mat */
-    CK_USE_ROWS,   /* a table for ggml_get_rows */
+    CK_USE_MATMUL,  /* first operand of ggml_mul_mat */
+    CK_USE_EXPERTS, /* of ggml_mul_mat_id: one matrix per expert */
+    CK_USE_ROWS,    /* a table for ggml_get_rows */
     CK_USE_VECTOR /* an operand of element-wise ops: held in F32, converted if stored in F16/BF16 */
 };
 
@@ -48,6 +49,13 @@ void ck_want(struct ck_weights *weights, struct ggml_tensor **slot, enum ck_use 
 /* The same, but *slot stays NULL if there is no such tensor. Returns whether there is. */
 bool ck_want_optional(struct ck_weights *weights, struct ggml_tensor **slot, enum ck_use use,
                       int64_t ne0, int64_t ne1, const char *name, ...) CK_PRINTF(6, 7);
+
+/* Wants one matrix of shape [ne0, ne1] for each expert, all in one tensor [ne0, ne1, n_experts]. */
+void ck_want_experts(struct ck_weights *weights, struct ggml_tensor **slot, int64_t ne0,
+                     int64_t ne1, int64_t n_experts, const char *name, ...) CK_PRINTF(6, 7);
+
+/* Fails with CELLKV_ERROR_MISSING_TENSOR unless there is such a tensor. */
+void ck_require(struct ck_weights *weights, const char *name, ...) CK_PRINTF(2, 3);
 
 /* A tensor that may be there and is not needed. */
 void ck_ignore(struct ck_weights *weights, const char *name, ...) CK_PRINTF(2, 3);

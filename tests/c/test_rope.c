@@ -1,5 +1,5 @@
 /* Rotary positions in both orderings, over part of a head, with factors and scaling, against their
- * definition in double precision. Files of the architecture llama reach one ordering only. */
+ * definition in double precision. No file reaches all of these together. */
 #include <math.h>
 
 #include <ggml-alloc.h>
@@ -76,6 +76,7 @@ static void fill(struct program *program) {
 static void make(struct program *program, int32_t ordering, int32_t n_dims, bool factors,
                  float scale) {
     *program = (struct program){
+        .decoder = {.embedding_scale = 1.0f},
         .rope = {.n_dims = n_dims, .ordering = ordering, .base = 10000.0f, .scale = scale}};
     program->context = ggml_init((struct ggml_init_params){.mem_size = 1 << 14, .no_alloc = true});
     program->decoder.embedding =
