@@ -67,6 +67,8 @@ typedef struct cellkv_cache_config {
     int32_t max_seqs;           /* most open sequences, 1 .. CELLKV_MAX_SEQS */
     int32_t initial_rows;       /* rows allocated at once, 0 .. capacity; 0: on first use. Grows by
                                    doubling up to capacity */
+    int32_t max_step;           /* kind sequence: the most tokens computed at once where a layer has
+                                   a window, 1 .. CELLKV_MAX_CAPACITY; see cellkv_cache_kind */
     int32_t n_layers;           /* >= 1; 0 is legal with "cells" */
     const cellkv_layer *layers; /* n_layers entries, copied */
     const char *device; /* "ggml": the ggml device that holds the rows; NULL: the best one */
@@ -237,6 +239,22 @@ CELLKV_API cellkv_status cellkv_cache_declare(cellkv_cache *cache, const int64_t
  */
 CELLKV_API cellkv_status cellkv_cache_place(cellkv_cache *cache, const int32_t *positions,
                                             int32_t n_tokens, int32_t *cells);
+
+/** cellkv_cache_declare for a step of one sequence.
+ *
+ *  @param seq         the sequence of all its tokens
+ *  @param n_tokens    >= 1
+ *  @param shortfall   receives how many cells are missing, 0 if none; may be NULL
+ *  @return    CELLKV_OK; CELLKV_ERROR_UNKNOWN_SEQUENCE; CELLKV_ERROR_EMPTY_STEP: n_tokens is 0;
+ *             CELLKV_ERROR_OUT_OF_CELLS: fewer than n_tokens cells are free;
+ *             CELLKV_ERROR_INVALID_ARGUMENT: NULL cache, or n_tokens < 0;
+ *             CELLKV_ERROR_OUT_OF_MEMORY; CELLKV_ERROR_BUSY
+ *  Cancels the last step's undo.
+ *  On failure: nothing changed, an earlier declaration included.  Cost: O(n_tokens).
+ *  Threads: see above.
+ */
+CELLKV_API cellkv_status cellkv_cache_extend(cellkv_cache *cache, int64_t seq, int32_t n_tokens,
+                                             int32_t *shortfall);
 
 /** Gives back the last placed step's cells from its n_keep-th token on: the way to retry a failed
  *  forward, or to reject drafted tokens.
