@@ -37,20 +37,20 @@ typedef struct cellkv_cache cellkv_cache;
 /** How a cache lays out its sequences.
  *
  *  The batched kinds hold many sequences over one pool of cells; all that this header says holds
- * for them.
+ *  for them.
  *
  *  Kind sequence holds one: `max_seqs` is 1 whatever the configuration says. Position p is cell p,
  *  and `capacity` the most positions there can be. It extends, rewinds and clears;
  *  cellkv_cache_clone, removing anything but the end, and cellkv_cache_trim_windows are refused
- * with CELLKV_ERROR_UNSUPPORTED.
+ *  with CELLKV_ERROR_UNSUPPORTED.
  *
  *  Its layers of window W > 0 keep W + max_step - 1 rows, if that is less than capacity, and
- * position p lies in row p modulo that. An executor computes at most max_step tokens of a step at
- * once, so steps may be wider; who computes alone must do the same. What is written over in such a
- * layer does not come back: let n be the end of what was ever written since the sequence was last
- * empty. Once n exceeds the fewest rows of a layer, the sequence can be rewound to n - max_step and
- * later positions, and to 0; all else that would end it earlier is refused with
- * CELLKV_ERROR_TRIMMED, whose message has the oldest position that can be reached. */
+ *  position p lies in row p modulo that. An executor computes at most max_step tokens of a step at
+ *  once, so steps may be wider; who computes alone must do the same. What is written over in such a
+ *  layer does not come back: let n be the end of all that was written since the sequence was last
+ *  empty. Once n exceeds the fewest rows of a layer whose window is more than 1, the sequence may
+ *  end at n - max_step and later positions, and at 0. Whatever else would end it earlier is refused
+ *  with CELLKV_ERROR_TRIMMED, whose message has the oldest position that can be reached. */
 typedef enum cellkv_cache_kind {
     CELLKV_CACHE_SEQUENCE = 0,    /* one sequence over contiguous rows */
     CELLKV_CACHE_BATCHED = 1,     /* the library's best layout for many sequences */
@@ -171,7 +171,8 @@ CELLKV_API cellkv_status cellkv_cache_clone(cellkv_cache *cache, int64_t src, in
  *  @param pos   in [0, next_pos(seq)]
  *  @return    CELLKV_OK; CELLKV_ERROR_UNKNOWN_SEQUENCE; CELLKV_ERROR_BAD_RANGE: pos;
  *             CELLKV_ERROR_TRIMMED: the next token would see positions that were trimmed, or in
- * kind sequence written over (the message has the oldest position that can be reached);
+ *             kind sequence written over (the message has the oldest position that can be
+ *             reached);
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL; CELLKV_ERROR_BUSY
  *  Cancels a declaration and the last step's undo.
  *  On failure: nothing changed.  Cost: O(cells dropped + log length).  Threads: see above.

@@ -136,17 +136,20 @@ static int32_t common_window(const cellkv_cache_config *config) {
     return largest;
 }
 
-/* Gives each layer its ring, and the cells the smallest. */
+/* Gives each layer its ring, and the cells the smallest that anything is missed in: in a window of
+ * 1 no earlier position is seen. */
 static void make_rings(cellkv_cache *cache, const cellkv_cache_config *config,
                        struct ck_cells_config *cells) {
     for (int32_t i = 0; i < config->n_layers; i++) {
         int32_t window = config->layers[i].window;
         int32_t ring = ck_ring_rows(config->capacity, window, config->max_step);
         cache->rings[i] = ring;
-        if (ring > 0 && (cells->ring == 0 || ring < cells->ring)) {
+        if (ring > 0) {
+            cache->max_slice = config->max_step;
+        }
+        if (ring > 0 && window > 1 && (cells->ring == 0 || ring < cells->ring)) {
             cells->ring = ring;
             cells->window = window;
-            cache->max_slice = config->max_step;
         }
     }
 }

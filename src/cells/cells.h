@@ -62,7 +62,7 @@ struct ck_cells_config {
     int32_t capacity;
     int32_t max_seqs;
     bool is_contiguous; /* kind sequence: max_seqs is 1, and a cell's index is its position */
-    int32_t ring;       /* rows of the smallest ring (ring.h); 0: there is none */
+    int32_t ring;       /* rows of the smallest ring of a window > 1 (ring.h); 0: there is none */
     int32_t window; /* with a ring: that ring's. Else the largest, where every layer has one; else
                        0, and trim_windows must not be called */
 };

@@ -11,8 +11,8 @@
  *     positions < written - R are lost, those from there on are whole.
  *
  * A token at p sees positions > p - W, so a sequence may end at p only if p - W + 1 >= written - R,
- * that is p >= written - max_step; at 0 it starts anew. R - W is the same for every window: what
- * the smallest ring allows, all others do. */
+ * that is p >= written - max_step; at 0 it starts anew, and with W = 1 it may end anywhere. R - W
+ * is the same for every window: what the smallest ring of a window > 1 allows, all others do. */
 #ifndef CELLKV_CELLS_RING_H
 #define CELLKV_CELLS_RING_H
 
