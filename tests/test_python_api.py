@@ -414,7 +414,7 @@ def refusals_of_cells() -> Iterator[tuple[type[CellkvError], Callable[[Cache, in
     yield cellkv.UnknownKeyError, lambda c, s: Cache.unpublish(-1)
     yield cellkv.InvalidArgumentError, lambda c, s: c.can_extend(-1)
     yield cellkv.InvalidArgumentError, lambda c, s: c.place([1], n=2)
-    yield cellkv.NoBuilderError, lambda c, s: Cache(backend="abacus")
+    yield cellkv.NoBuilderError, lambda c, s: Cache([Layer(1, 8, 8)], backend="abacus")
     yield cellkv.OutOfCellsError, lambda c, s: c.extend(s, 6)
     yield cellkv.EmptyStepError, lambda c, s: c.extend(s, 0)
     yield cellkv.InvalidArgumentError, lambda c, s: c.extend(s, -1)

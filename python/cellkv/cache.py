@@ -286,8 +286,8 @@ class Cache(Owner):
         """Give back the last placed step's cells from its `n_keep`-th token on.
 
         NothingToUndoError: no step, already undone, or another changing call came between.
-        BadRangeError: `n_keep` outside [0, tokens of the step]. TrimmedError: kind SEQUENCE, and the
-        next token would see positions that were written over.
+        BadRangeError: `n_keep` outside [0, tokens of the step]. TrimmedError: kind SEQUENCE, and
+        the next token would see positions that were written over.
         """
         kept = as_int(n_keep, "n_keep")
         with self._owned as cache:
