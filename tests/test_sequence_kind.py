@@ -16,8 +16,8 @@ from table_program import random_tables
 from tiny_gguf import VARIANTS, Tiny, metadata_of, tensors_of, write_tiny
 from world import World
 
-WINDOWS = (8, 0, 3, 300)
-MAX_STEP = 16  # the rings have 23, 18 and 315 rows
+WINDOWS = (8, 0, 3, 60)
+MAX_STEP = 16  # the rings have 23, 18 and 75 rows
 
 MakeWorld = Callable[..., World]
 
@@ -58,8 +58,8 @@ def test_a_sequence_longer_than_its_rings(make_world: MakeWorld) -> None:
     world.prefill("a", 40)  # wider than two windows, and than max_step
     for _ in range(30):
         world.step(["a"])
-    world.prefill("a", 350)  # past the widest window's ring
-    for _ in range(40):
+    world.prefill("a", 100)  # past the widest window's ring
+    for _ in range(20):
         world.step(["a"])
     world.prefill("a", 17)  # one more than max_step
 
@@ -137,7 +137,7 @@ def test_poison_in_rows_that_were_rewound_does_no_harm(
     ) as poisoned:
         poisoned.random_tokens = lambda n: [1 + i % 63 for i in range(n)]  # type: ignore[method-assign]
         poisoned.open("a")
-        for start in (5, 20, 100, 330):
+        for start in (5, 20, 60):
             handle = poisoned.handles["a"]
             poisoned.prefill("a", start)
             poisoned.executor.run([0] * 16, handle)
@@ -147,7 +147,7 @@ def test_poison_in_rows_that_were_rewound_does_no_harm(
             poisoned.executor.run([0] * 16, handle)
             poisoned.cache.undo_step()
             poisoned.step(["a"])
-        poisoned.executor.run([0] * 500, handle)
+        poisoned.executor.run([0] * 300, handle)
         poisoned.rewind("a", 0)
         poisoned.prefill("a", n_tokens)
 
@@ -222,8 +222,9 @@ def test_a_models_outputs_are_those_of_a_batched_cache(
                 for executor, (_, seq) in zip(executors, seqs, strict=True)
             )
             np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
-            want = truth.logits(history)[-n:]
-            np.testing.assert_allclose(one, want, rtol=0, atol=tolerance)
+            if n == 30:  # once: the decoder computes all of it anew
+                want = truth.logits(history)[-n:]
+                np.testing.assert_allclose(one, want, rtol=0, atol=tolerance)
             del history[len(history) - min(n, 6) // 2 :]
             for cache, seq in seqs:
                 cache.rewind(seq, len(history))
@@ -246,6 +247,8 @@ def test_a_long_sequence_takes_bounded_memory() -> None:
             sizes.add(world.cache.stats.storage_bytes)
         row = 2 * 2 * 32 * 4  # K and V of 2 heads, in bytes
         assert sizes == {2 * 256 * row}
+        assert world.cache.stats.rows == 131  # the longest ring
+        assert world.executor.stats.n_row_growths == 1
         assert batched.cache.stats.storage_bytes == 2 * 4096 * row
         assert world.cache.stats.used_cells == 4096
         world.truth["a"].append([1] * 4096)
@@ -253,13 +256,14 @@ def test_a_long_sequence_takes_bounded_memory() -> None:
 
 
 def test_growth_stops_at_the_ring(make_world: MakeWorld) -> None:
-    world = make_world()
+    world = make_world(windows=(8, 0, 3, 300))
     world.open("a")
     row = 2 * 2 * 32 * {"f32": 4, "f16": 2}[world.types[0]]
-    for n, padded in ((1, (256, 256, 256, 256)), (299, (256, 512, 256, 512))):
-        world.prefill("a", n)
-        assert world.cache.stats.storage_bytes == row * sum(padded)
-    world.prefill("a", 300)  # the ring of 315 rows has 512 already
+    world.step(["a"])
+    assert world.cache.stats.storage_bytes == row * 4 * 256
+    world.executor.run([1] * 299, world.handles["a"])
+    assert world.cache.stats.storage_bytes == row * (256 + 512 + 256 + 512)
+    world.executor.run([1] * 300, world.handles["a"])  # the ring of 315 rows has 512 already
     assert world.cache.stats.storage_bytes == row * (256 + 1024 + 256 + 512)
     assert world.cache.stats.rows == 1024
 

@@ -336,8 +336,7 @@ typedef struct cellkv_cache_stats {
     int32_t free_cells; /* cells it can still give */
     int32_t used_cells; /* capacity - free_cells */
     int32_t extent;     /* one past the highest occupied cell */
-    int32_t rows;       /* rows its tensors have now, those of kind sequence's windows at most as
-                           many as they need; 0 without storage */
+    int32_t rows;       /* rows its longest tensors have now; 0 without storage */
     int32_t n_seqs;     /* open sequences */
     int32_t max_seqs;
     int32_t declared_tokens; /* of the waiting declaration; 0: none */

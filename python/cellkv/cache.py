@@ -66,9 +66,9 @@ class SequenceCells(NamedTuple):
 class CacheStats(NamedTuple):
     """A cache's figures.
 
-    `rows` and `storage_bytes` are those of the K/V tensors now, 0 without storage; `extent` is one
-    past the highest occupied cell; `owned_cells` counts a cell once for each of its sequences;
-    `table_bytes` is the memory of cells and sequences.
+    `rows` are those of the longest K/V tensors now, `storage_bytes` the bytes of all, 0 without
+    storage; `extent` is one past the highest occupied cell; `owned_cells` counts a cell once for
+    each of its sequences; `table_bytes` is the memory of cells and sequences.
     """
 
     capacity: int

@@ -27,17 +27,21 @@ struct ck_storage {
     int32_t n_layers;
     const cellkv_layer *layers; /* the cache's, */
     const int32_t *rings;       /* likewise */
-    int32_t capacity;
-    int32_t rows; /* logical; the tensors have padded_rows(rows) */
+    int32_t most_rows;          /* that any layer may have */
+    int32_t rows;               /* logical; the tensors have padded_rows(rows) */
     struct tensors tensors;
     int64_t n_growths;
     int64_t generation;
 };
 
-/* The rows of a layer's tensors where there are `rows` in all. */
+static int32_t at_most(int64_t n, int32_t limit) {
+    return n < limit ? (int32_t)n : limit;
+}
+
+/* The rows of a layer's tensors where the longest have `rows`. */
 static int32_t padded_rows(const struct ck_storage *storage, int32_t layer, int32_t rows) {
     const int32_t ring = storage->rings[layer];
-    return ck_pad_rows(ring > 0 && ring < rows ? ring : rows);
+    return ck_pad_rows(ring > 0 ? at_most(rows, ring) : rows);
 }
 
 /* ---- tensors ---- */
@@ -138,7 +142,7 @@ static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows) {
     while (rows < n_rows) {
         rows *= 2;
     }
-    return rows < storage->capacity ? (int32_t)rows : storage->capacity;
+    return at_most(rows, storage->most_rows);
 }
 
 /* Replaces the tensors by ones of so many rows: allocate all, copy all, then swap. */
@@ -184,7 +188,7 @@ static cellkv_status set_rows(struct ck_storage *storage, int32_t rows) {
 }
 
 cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
-    assert(n_rows <= storage->capacity);
+    n_rows = at_most(n_rows, storage->most_rows); /* the others lie in rings */
     if (n_rows <= storage->rows) {
         return CELLKV_OK;
     }
@@ -225,10 +229,7 @@ static void zero_in_ring(struct ck_storage *storage, int32_t layer, int32_t firs
     const int32_t ring = storage->rings[layer];
     while (first < last) {
         const int32_t row = ck_ring_row(ring, first);
-        int32_t n = last - first;
-        if (ring > 0 && n > ring - row) {
-            n = ring - row;
-        }
+        const int32_t n = ring > 0 ? at_most(last - first, ring - row) : last - first;
         zero_run(storage, layer, row, n);
         first += n;
     }
@@ -241,10 +242,12 @@ void ck_storage_zero_positions(struct ck_storage *storage, int32_t end, int32_t 
                                int32_t written) {
     for (int32_t l = 0; l < storage->n_layers; l++) {
         const int32_t ring = storage->rings[l];
-        int32_t last = freed_end < storage->rows ? freed_end : storage->rows;
+        int32_t last = freed_end;
+        if (ring == 0 || ring > storage->rows) { /* not all allocated: nothing came round yet */
+            last = at_most(last, storage->rows);
+        }
         if (ring > 0) {
-            const int32_t held = written > ring ? written : ring;
-            last = last < held ? last : held;
+            last = at_most(last, written > ring ? written : ring);
         }
         zero_in_ring(storage, l, end, last);
     }
@@ -320,6 +323,15 @@ static cellkv_status storage_check_types(const struct ck_storage *storage) {
     return CELLKV_OK;
 }
 
+static int32_t most_rows(const cellkv_cache *cache, int32_t capacity) {
+    int32_t most = 1;
+    for (int32_t l = 0; l < cache->n_layers; l++) {
+        const int32_t rows = cache->rings[l] > 0 ? cache->rings[l] : capacity;
+        most = rows > most ? rows : most;
+    }
+    return most;
+}
+
 cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache) {
     ggml_backend_dev_t device;
     cellkv_status status = ck_device_find(config->device, &device);
@@ -334,10 +346,10 @@ cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *
     storage->n_layers = cache->n_layers;
     storage->layers = cache->layers;
     storage->rings = cache->rings;
-    storage->capacity = config->capacity;
+    storage->most_rows = most_rows(cache, config->capacity);
     status = storage_check_types(storage);
     if (status == CELLKV_OK && config->initial_rows > 0) {
-        status = set_rows(storage, config->initial_rows);
+        status = set_rows(storage, at_most(config->initial_rows, storage->most_rows));
     }
     if (status != CELLKV_OK) {
         storage_free(storage);

@@ -26,7 +26,8 @@ static inline int32_t ck_pad_rows(int32_t rows) {
 /* The builder of backend "ggml" (see cells/registry.h). */
 cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache);
 
-/* Makes room for rows [0, n_rows): grows by doubling up to capacity, keeping every row's bytes.
+/* Makes room for cells [0, n_rows): grows by doubling up to the rows of the longest layer, keeping
+ * every row's bytes.
  * Returns CELLKV_OK, or CELLKV_ERROR_OUT_OF_MEMORY with nothing changed. */
 cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows);
 
