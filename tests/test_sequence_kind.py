@@ -13,6 +13,7 @@ import cellkv
 from cellkv import Cache, Executor, Layer, Model
 from oracle_decoder import Decoder
 from table_program import random_tables
+from test_executor import fail_allocation_after
 from tiny_gguf import VARIANTS, Tiny, metadata_of, tensors_of, write_tiny
 from world import World
 
@@ -339,6 +340,37 @@ def test_a_wide_step_that_breaks_off_keeps_what_it_has_done(strategy: str) -> No
         world.cache.undo_step(n_done)
         world.truth["a"].append(tokens[:n_done])
         world.step(["a"] * (40 - n_done), tokens[n_done:])
+
+
+def test_a_failure_before_compute_writes_nothing_over(strategy: str) -> None:
+    """Every allocation is made to fail in turn, until the step gets through."""
+    tables = random_tables(np.random.default_rng(23), (8, 0))
+    options: dict[str, Any] = {"kind": "sequence", "max_step": 100, "reuse_graphs": False}
+    outcomes = []
+    for n in range(1000):
+        with World(tables, strategy=strategy, **options) as world:
+            world.open("a")
+            world.executor.run([1] * 250, world.handles["a"])  # more than the ring's 107 rows
+            world.truth["a"].append([1] * 250)
+            tokens = world.random_tokens(80)
+            fail_allocation_after(n)
+            try:
+                results = world.executor.run(tokens, world.handles["a"], outputs="all")
+            except (cellkv.OutOfMemoryError, cellkv.ComputeError) as error:
+                outcomes.append(type(error))
+                assert fail_allocation_after(-1)
+                if isinstance(error, cellkv.ComputeError):
+                    world.cache.undo_step()
+                else:
+                    world.rewind("a", 150)  # as far back as before the step
+                assert world.cache.next_pos(world.handles["a"]) == world.truth["a"].next_pos
+                world.step(["a"])
+                continue
+            assert not fail_allocation_after(-1)
+            world.check(["a"] * 80, tokens, results)
+            break
+    assert outcomes[-1] is cellkv.ComputeError
+    assert outcomes.count(cellkv.OutOfMemoryError) >= 8
 
 
 def test_extend_declares_and_tells_a_shortfall() -> None:
