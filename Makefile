@@ -33,7 +33,7 @@ c_files  = $(shell find include src tests/c tests/consumer examples bench -name 
 
 .DELETE_ON_ERROR:
 .PRECIOUS: $(venv)/.has-% $(build)/%/build.ninja
-.PHONY: help build demo test bench bench-peer lint format test-sanitize test-submodule test-wheel mutants clean
+.PHONY: help build demo test bench bench-peer lint format test-sanitize test-threads test-submodule test-wheel mutants clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -67,6 +67,7 @@ flags_llamafile := $(flags_bench) --native-file $(build)/llamafile.ini
 flags_debug     := --buildtype=debugoptimized -Dtests=true -Dexamples=true
 flags_sanitize  := --buildtype=debug -Doptimization=1 -Dtests=true -Dexamples=true \
 	-Db_sanitize=address,undefined -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
+flags_threads   := --buildtype=debug -Doptimization=1 -Dtests=true -Db_sanitize=thread -Db_lundef=false
 
 $(build)/llamafile/build.ninja: override GGML := package
 $(build)/llamafile/build.ninja: $(build)/llamafile.ini
@@ -141,6 +142,10 @@ test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(models) #
 	$(call asan,1) $(bin)/meson test -C $(build)/sanitize --no-rebuild --print-errorlogs
 	$(call in_tree,sanitize) $(call asan,0) LD_PRELOAD="$(preload)" \
 		$(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)
+
+test-threads: $(build)/threads/build.ninja ## the registry from 64 threads, under ThreadSanitizer
+	$(bin)/ninja -C $(build)/threads --quiet tests/c/test_registry
+	TSAN_OPTIONS=halt_on_error=1 $(build)/threads/tests/c/test_registry
 
 test-submodule: $(venv)/.has-build $(venv)/.has-submodule $(venv)/.has-project $(venv)/.has-test ## a build with ggml linked statically
 	scripts/test-submodule.sh $(bin)/python

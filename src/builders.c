@@ -15,8 +15,10 @@ static cellkv_status build_cells(const cellkv_cache_config *config, cellkv_cache
 }
 
 static void register_builders(void) {
+    ck_registry_add_builder("cells", CELLKV_CACHE_SEQUENCE, build_cells);
     ck_registry_add_builder("cells", CELLKV_CACHE_BATCHED, build_cells);
     ck_registry_add_builder("cells", CELLKV_CACHE_BATCHED_CELL, build_cells);
+    ck_registry_add_builder("ggml", CELLKV_CACHE_SEQUENCE, ck_storage_build);
     ck_registry_add_builder("ggml", CELLKV_CACHE_BATCHED, ck_storage_build);
     ck_registry_add_builder("ggml", CELLKV_CACHE_BATCHED_CELL, ck_storage_build);
 }

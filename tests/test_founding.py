@@ -108,6 +108,41 @@ def test_windows_hide_what_lies_before_them(make_world: MakeWorld) -> None:
     world.step(["c"] * 10 + ["a"] * 2)
 
 
+@pytest.mark.parametrize("kind", ["sequence", "batched"])
+def test_one_sequence_on_every_kind(make_world: MakeWorld, kind: str) -> None:
+    world = make_world(windows=(8, 0, 3), kind=kind, max_step=16)
+    world.open("a")
+    world.prefill("a", 150)  # wider than the windows, and than what is computed at once
+    for _ in range(40):
+        world.step(["a"])
+    world.rewind("a", 174)
+    world.prefill("a", 100)  # past row 256: the rows move, where they are not bounded
+    world.rewind("a", 0)
+    world.prefill("a", 5)
+    world.close("a")
+    assert world.cache.stats.used_cells == 0
+
+
+@pytest.mark.parametrize("kind", ["sequence", "batched"])
+def test_undeclared_and_discontinuous_steps_are_refused_on_every_kind(
+    make_world: MakeWorld, kind: str
+) -> None:
+    world = make_world(windows=(8, 0), kind=kind, max_step=16)
+    world.open("a")
+    world.prefill("a", 60)
+    run, seq = world.executor.run, world.handles["a"]
+    with pytest.raises(cellkv.NotDeclaredError):
+        run([1, 2], outputs="all")
+    with pytest.raises(cellkv.BadPositionError, match=r"token 1\b"):
+        run([1, 2], seq, positions=[60, 60], outputs="all")
+    assert world.cache.cells(seq).cells.tolist() == list(range(60))
+    world.cache.extend(seq, 2)
+    with pytest.raises(cellkv.BadPositionError):
+        run([1, 2], positions=[59, 60], outputs="all")
+    results = run([1, 2], positions=[60, 61], outputs="all")
+    world.check("aa", [1, 2], results)
+
+
 def test_steps_that_do_not_continue_their_sequences_are_refused(make_world: MakeWorld) -> None:
     world = make_world()
     world.open("a", "b", "c", "d")

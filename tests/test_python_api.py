@@ -150,6 +150,9 @@ def test_a_caches_configuration_is_checked() -> None:
         ({"max_seqs": 0}, cellkv.InvalidArgumentError),
         ({"initial_rows": -1}, cellkv.InvalidArgumentError),
         ({"capacity": 10, "initial_rows": 11}, cellkv.InvalidArgumentError),
+        ({"max_step": 0}, cellkv.InvalidArgumentError),
+        ({"max_step": -1}, cellkv.InvalidArgumentError),
+        ({"max_step": 1.5}, TypeError),
         ({"layers": [layer._replace(n_kv_heads=0)]}, cellkv.InvalidArgumentError),
         ({"layers": [layer._replace(window=-1)]}, cellkv.InvalidArgumentError),
         ({"layers": [layer._replace(type_k="f64")]}, cellkv.InvalidArgumentError),
@@ -165,7 +168,7 @@ def test_a_caches_configuration_is_checked() -> None:
     ):
         with pytest.raises(error):
             Cache(**{"layers": [layer], **options})
-    for kind in ("batched", "batched_cell", CacheKind.BATCHED, CacheKind.BATCHED_CELL):
+    for kind in (*CacheKind, *(kind.name.lower() for kind in CacheKind)):
         Cache(backend="cells", kind=kind).close()
 
 
@@ -382,6 +385,7 @@ def test_handles_that_are_no_open_sequence_are_refused(cells: Cache) -> None:
                 lambda h: cells.remove(h, 0),
                 lambda h: cells.close_seq(h),
                 lambda h: cells.declare([h]),
+                lambda h: cells.extend(h, 1),
                 lambda h: cells.length(h),
                 lambda h: cells.next_pos(h),
                 lambda h: cells.cells(h),
@@ -410,7 +414,10 @@ def refusals_of_cells() -> Iterator[tuple[type[CellkvError], Callable[[Cache, in
     yield cellkv.UnknownKeyError, lambda c, s: Cache.unpublish(-1)
     yield cellkv.InvalidArgumentError, lambda c, s: c.can_extend(-1)
     yield cellkv.InvalidArgumentError, lambda c, s: c.place([1], n=2)
-    yield cellkv.NoBuilderError, lambda c, s: Cache(backend="cells", kind="sequence")
+    yield cellkv.NoBuilderError, lambda c, s: Cache([Layer(1, 8, 8)], backend="abacus")
+    yield cellkv.OutOfCellsError, lambda c, s: c.extend(s, 6)
+    yield cellkv.EmptyStepError, lambda c, s: c.extend(s, 0)
+    yield cellkv.InvalidArgumentError, lambda c, s: c.extend(s, -1)
 
 
 @pytest.mark.parametrize(("error", "call"), list(refusals_of_cells()))

@@ -31,8 +31,10 @@ class World:
         *,
         type_k: str = "f32",
         type_v: str = "f32",
+        kind: str = "batched",
         capacity: int = 4096,
         initial_rows: int = 1,
+        max_step: int | None = None,
         device: str | None = None,
         tolerance: float | None = None,
         n_threads: int = 1,
@@ -46,8 +48,10 @@ class World:
             self.cache = made.enter_context(
                 Cache(
                     cache_layers(tables, type_k, type_v),
+                    kind=kind,
                     capacity=capacity,
                     initial_rows=initial_rows,
+                    max_step=max_step,
                     device=device,
                 )
             )

@@ -34,7 +34,23 @@ typedef struct cellkv_cache cellkv_cache;
 /** The most K/V heads of a layer, and the largest width of one. */
 #define CELLKV_MAX_WIDTH 65536
 
-/** How a cache lays out its sequences. */
+/** How a cache lays out its sequences.
+ *
+ *  The batched kinds hold many sequences over one pool of cells; all that this header says holds
+ *  for them.
+ *
+ *  Kind sequence holds one: `max_seqs` is 1 whatever the configuration says. Position p is cell p,
+ *  and `capacity` the most positions there can be. It extends, rewinds and clears;
+ *  cellkv_cache_clone, removing anything but the end, and cellkv_cache_trim_windows are refused
+ *  with CELLKV_ERROR_UNSUPPORTED.
+ *
+ *  Its layers of window W > 0 keep W + max_step - 1 rows, if that is less than capacity, and
+ *  position p lies in row p modulo that. An executor computes at most max_step tokens of a step at
+ *  once, so steps may be wider; who computes alone must do the same. What is written over in such a
+ *  layer does not come back: let n be the end of all that was written since the sequence was last
+ *  empty. Once n exceeds the fewest rows of a layer whose window is more than 1, the sequence may
+ *  end at n - max_step and later positions, and at 0. Whatever else would end it earlier is refused
+ *  with CELLKV_ERROR_TRIMMED, whose message has the oldest position that can be reached. */
 typedef enum cellkv_cache_kind {
     CELLKV_CACHE_SEQUENCE = 0,    /* one sequence over contiguous rows */
     CELLKV_CACHE_BATCHED = 1,     /* the library's best layout for many sequences */
@@ -64,16 +80,18 @@ typedef struct cellkv_cache_config {
     const char *backend; /* "ggml": cells and K/V rows; "cells": the cell table alone */
     cellkv_cache_kind kind;
     int32_t capacity;           /* most cells the cache may hold, 1 .. CELLKV_MAX_CAPACITY */
-    int32_t max_seqs;           /* most open sequences, 1 .. CELLKV_MAX_SEQS */
+    int32_t max_seqs;           /* most open sequences, 1 .. CELLKV_MAX_SEQS; kind sequence: 1 */
     int32_t initial_rows;       /* rows allocated at once, 0 .. capacity; 0: on first use. Grows by
                                    doubling up to capacity */
+    int32_t max_step;           /* kind sequence: the most tokens computed at once where a layer has
+                                   a window, 1 .. CELLKV_MAX_CAPACITY (see there) */
     int32_t n_layers;           /* >= 1; 0 is legal with "cells" */
     const cellkv_layer *layers; /* n_layers entries, copied */
     const char *device; /* "ggml": the ggml device that holds the rows; NULL: the best one */
 } cellkv_cache_config;
 
-/** A configuration with backend "ggml", kind batched, 4096 cells, 64 sequences, 256 rows at first
- *  and no layers (model.h fills them from a model).
+/** A configuration with backend "ggml", kind batched, 4096 cells, 64 sequences, 256 rows at first,
+ *  a max_step of 512 and no layers (model.h fills them from a model).
  *
  *  Threads: any.
  */
@@ -140,6 +158,7 @@ CELLKV_API cellkv_status cellkv_cache_open(cellkv_cache *cache, int64_t *seq);
  *             CELLKV_ERROR_NO_SLOT; CELLKV_ERROR_OUT_OF_MEMORY;
  *             CELLKV_ERROR_TRIMMED: the clone's next token would see trimmed positions (the message
  *             has the oldest position that can be reached);
+ *             CELLKV_ERROR_UNSUPPORTED: kind sequence;
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL; CELLKV_ERROR_BUSY
  *  Cancels a declaration and the last step's undo.
  *  On failure: nothing changed.  Cost: O(length) 4-byte indices.  Threads: see above.
@@ -151,9 +170,10 @@ CELLKV_API cellkv_status cellkv_cache_clone(cellkv_cache *cache, int64_t src, in
  *
  *  @param pos   in [0, next_pos(seq)]
  *  @return    CELLKV_OK; CELLKV_ERROR_UNKNOWN_SEQUENCE; CELLKV_ERROR_BAD_RANGE: pos;
- *             CELLKV_ERROR_TRIMMED: the next token would see trimmed positions (the message has the
- *             oldest position that can be reached); CELLKV_ERROR_INVALID_ARGUMENT: NULL;
- *             CELLKV_ERROR_BUSY
+ *             CELLKV_ERROR_TRIMMED: the next token would see positions that were trimmed, or in
+ *             kind sequence written over (the message has the oldest position that can be
+ *             reached);
+ *             CELLKV_ERROR_INVALID_ARGUMENT: NULL; CELLKV_ERROR_BUSY
  *  Cancels a declaration and the last step's undo.
  *  On failure: nothing changed.  Cost: O(cells dropped + log length).  Threads: see above.
  */
@@ -165,8 +185,10 @@ CELLKV_API cellkv_status cellkv_cache_rewind(cellkv_cache *cache, int64_t seq, i
  *  @param p0   0 <= p0 <= p1
  *  @param p1   at most next_pos(seq), or CELLKV_UNSET for next_pos(seq)
  *  @return    CELLKV_OK; CELLKV_ERROR_UNKNOWN_SEQUENCE; CELLKV_ERROR_BAD_RANGE: p0, p1;
- *             CELLKV_ERROR_TRIMMED: what is left would end where its next token sees trimmed
- *             positions; CELLKV_ERROR_INVALID_ARGUMENT: NULL; CELLKV_ERROR_BUSY
+ *             CELLKV_ERROR_TRIMMED: what is left would end where its next token sees positions that
+ *             were trimmed, or in kind sequence written over; CELLKV_ERROR_UNSUPPORTED: kind
+ *             sequence, and something is removed but not the end; CELLKV_ERROR_INVALID_ARGUMENT:
+ *             NULL; CELLKV_ERROR_BUSY
  *  Cancels a declaration and the last step's undo.
  *  On failure: nothing changed.  Cost: O(length after p0).  Threads: see above.
  */
@@ -196,7 +218,8 @@ CELLKV_API cellkv_status cellkv_cache_clear(cellkv_cache *cache);
  *
  *  @param n_freed   receives how many cells became free; may be NULL
  *  @return    CELLKV_OK; CELLKV_ERROR_NOT_WINDOWED: a layer has no window (the message names it)
- *             or there are no layers; CELLKV_ERROR_INVALID_ARGUMENT: NULL cache; CELLKV_ERROR_BUSY
+ *             or there are no layers; CELLKV_ERROR_UNSUPPORTED: kind sequence, whose layers' rows
+ *             are bounded anyway; CELLKV_ERROR_INVALID_ARGUMENT: NULL cache; CELLKV_ERROR_BUSY
  *  Cancels a declaration and the last step's undo.
  *  On failure: nothing changed.  Cost: O(max_seqs + cells owned).  Threads: see above.
  */
@@ -238,13 +261,32 @@ CELLKV_API cellkv_status cellkv_cache_declare(cellkv_cache *cache, const int64_t
 CELLKV_API cellkv_status cellkv_cache_place(cellkv_cache *cache, const int32_t *positions,
                                             int32_t n_tokens, int32_t *cells);
 
+/** cellkv_cache_declare for a step of one sequence.
+ *
+ *  @param seq         the sequence of all its tokens
+ *  @param n_tokens    >= 1
+ *  @param shortfall   receives how many cells are missing, 0 if none; may be NULL
+ *  @return    CELLKV_OK; CELLKV_ERROR_UNKNOWN_SEQUENCE; CELLKV_ERROR_EMPTY_STEP: n_tokens is 0;
+ *             CELLKV_ERROR_OUT_OF_CELLS: fewer than n_tokens cells are free;
+ *             CELLKV_ERROR_INVALID_ARGUMENT: NULL cache, or n_tokens < 0;
+ *             CELLKV_ERROR_OUT_OF_MEMORY; CELLKV_ERROR_BUSY
+ *  Cancels the last step's undo.
+ *  On failure: nothing changed, an earlier declaration included.  Cost: O(n_tokens).
+ *  Threads: see above.
+ */
+CELLKV_API cellkv_status cellkv_cache_extend(cellkv_cache *cache, int64_t seq, int32_t n_tokens,
+                                             int32_t *shortfall);
+
 /** Gives back the last placed step's cells from its n_keep-th token on: the way to retry a failed
  *  forward, or to reject drafted tokens.
  *
  *  @param n_keep   in [0, tokens of the step]
  *  @pre       no other changing call came since that step
  *  @return    CELLKV_OK; CELLKV_ERROR_NOTHING_TO_UNDO: no step, already undone, or another changing
- *             call came between; CELLKV_ERROR_BAD_RANGE: n_keep;
+ *             call came between; CELLKV_ERROR_BAD_RANGE: n_keep; CELLKV_ERROR_TRIMMED: kind
+ *             sequence, and the next token would see positions that were written over: of a step
+ *             wider than max_step only the last max_step tokens that were computed can be undone,
+ *             with those that were not, or all where the sequence was empty before;
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL; CELLKV_ERROR_BUSY
  *  On failure: nothing changed.  Cost: O(tokens of the step).  Threads: see above.
  */
@@ -294,7 +336,7 @@ typedef struct cellkv_cache_stats {
     int32_t free_cells; /* cells it can still give */
     int32_t used_cells; /* capacity - free_cells */
     int32_t extent;     /* one past the highest occupied cell */
-    int32_t rows;       /* rows its tensors have now; 0 without storage */
+    int32_t rows;       /* rows its longest tensors have now; 0 without storage */
     int32_t n_seqs;     /* open sequences */
     int32_t max_seqs;
     int32_t declared_tokens; /* of the waiting declaration; 0: none */

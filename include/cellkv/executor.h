@@ -138,7 +138,8 @@ typedef struct cellkv_executor_config {
     cellkv_strategy strategy;
     cellkv_isa isa;     /* what strategy ragged uses, refused if it cannot; dense ignores it */
     int32_t n_threads;  /* of the CPU device, 1 .. 512; 0: one per core, at most 16 */
-    int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices */
+    int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices. Over kind
+                           sequence with windows at most the cache's max_step */
     int32_t max_graphs; /* graphs kept, >= 1: the least recently used goes first */
     bool reuse_graphs;  /* false: a graph is built for each run. Same results, bit for bit */
     bool (*should_abort)(void *context); /* asked between a running graph's nodes, by any thread:

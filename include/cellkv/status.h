@@ -26,7 +26,7 @@ extern "C" {
     X(ERROR_NOTHING_TO_UNDO, -9, NothingToUndoError, "no step to undo")                            \
     X(ERROR_BUSY, -10, BusyError, "a step runs or another thread is inside")                       \
     X(ERROR_NOT_WINDOWED, -11, NotWindowedError, "a layer has no window")                          \
-    X(ERROR_TRIMMED, -12, TrimmedError, "the cells needed were trimmed")                           \
+    X(ERROR_TRIMMED, -12, TrimmedError, "the history needed was dropped")                          \
     X(ERROR_UNKNOWN_KEY, -13, UnknownKeyError, "no cache is published under this key")             \
     X(ERROR_NO_BUILDER, -14, NoBuilderError, "no builder for this backend and kind of cache")      \
     X(ERROR_OUT_OF_MEMORY, -15, OutOfMemoryError, "out of memory")                                 \

@@ -22,7 +22,19 @@ KindName: TypeAlias = Literal["sequence", "batched", "batched_cell"]
 
 
 class CacheKind(enum.IntEnum):
-    """How a cache lays out its sequences."""
+    """How a cache lays out its sequences.
+
+    BATCHED is the library's best layout for many sequences, BATCHED_CELL one pool of cells. All
+    that `Cache` says holds for both.
+
+    SEQUENCE is one sequence: position p is cell p, `capacity` the most positions. `max_seqs` is 1
+    whatever is asked for; clone, removing anything but the end, and trim_windows raise
+    UnsupportedError. A layer of window W keeps W + `max_step` - 1 rows, if that is less than the
+    capacity: position p lies in row p modulo that. A step of any width runs, at most `max_step`
+    tokens at once. What is written over there does not come back, so a rewind, a removal or an undo
+    must not go back by more than `max_step` from the farthest position that was reached, but to
+    nothing at all it may: TrimmedError otherwise.
+    """
 
     SEQUENCE = 0
     BATCHED = 1
@@ -54,9 +66,9 @@ class SequenceCells(NamedTuple):
 class CacheStats(NamedTuple):
     """A cache's figures.
 
-    `rows` and `storage_bytes` are those of the K/V tensors now, 0 without storage; `extent` is one
-    past the highest occupied cell; `owned_cells` counts a cell once for each of its sequences;
-    `table_bytes` is the memory of cells and sequences.
+    `rows` are those of the longest K/V tensors now, `storage_bytes` the bytes of all, 0 without
+    storage; `extent` is one past the highest occupied cell; `owned_cells` counts a cell once for
+    each of its sequences; `table_bytes` is the memory of cells and sequences.
     """
 
     capacity: int
@@ -90,6 +102,7 @@ class Cache(Owner):
         capacity: int = 4096,
         max_seqs: int = 64,
         initial_rows: int | None = None,
+        max_step: int | None = None,
         device: str | None = None,
     ) -> None:
         """Make a cache.
@@ -97,14 +110,17 @@ class Cache(Owner):
         `layers`: what a cell stores; at least one, but for "cells" (`Model.new_cache` fills them
         in). `backend`: "ggml" holds cells and K/V rows, "cells" the cell table alone. `capacity`:
         most cells it may hold. `max_seqs`: most open sequences. `initial_rows`: rows allocated at
-        once, 0 for on first use; default 256, or the capacity if that is smaller. `device`: which
-        ggml device holds the rows; default the best one.
+        once, 0 for on first use; default 256, or the capacity if that is smaller. `max_step`: kind
+        SEQUENCE, the most tokens computed at once where a layer has a window; default 512.
+        `device`: which ggml device holds the rows; default the best one.
 
         InvalidArgumentError: a field outside its range. NoBuilderError: nothing builds this kind
         for this backend. UnknownDeviceError: `device`. UnsupportedError: the device cannot store a
         layer. OutOfMemoryError.
         """
-        config, _kept = _config(backend, kind, capacity, max_seqs, initial_rows, layers, device)
+        config, _kept = _config(
+            backend, kind, capacity, max_seqs, initial_rows, max_step, layers, device
+        )
         address = ctypes.c_void_p()
         check(lib.cellkv_cache_new(ctypes.byref(config), ctypes.byref(address)))
         self._own(address)
@@ -148,7 +164,8 @@ class Cache(Owner):
         None stands for.
 
         UnknownSequenceError: `src`. BadRangeError: `upto`. NoSlotError. OutOfMemoryError.
-        TrimmedError: the clone's next token would see trimmed positions.
+        TrimmedError: the clone's next token would see trimmed positions. UnsupportedError: kind
+        SEQUENCE.
         """
         source = as_int(src, "src", np.int64)
         end = UNSET if upto is None else as_position(upto, "upto")
@@ -160,8 +177,8 @@ class Cache(Owner):
     def rewind(self, seq: SupportsIndex, pos: SupportsIndex) -> None:
         """Drop the sequence's claim on positions >= `pos`, which is in [0, next_pos(seq)].
 
-        UnknownSequenceError. BadRangeError: `pos`. TrimmedError: the next token would see trimmed
-        positions.
+        UnknownSequenceError. BadRangeError: `pos`. TrimmedError: the next token would see positions
+        that were trimmed, or in kind SEQUENCE written over.
         """
         handle, position = as_int(seq, "seq", np.int64), as_int(pos, "pos")
         with self._owned as cache:
@@ -175,7 +192,8 @@ class Cache(Owner):
         `p1` is at most next_pos(seq), which None stands for. Removing nothing is fine.
 
         UnknownSequenceError. BadRangeError: `p0`, `p1`. TrimmedError: what is left would end where
-        its next token sees trimmed positions.
+        its next token sees positions that are gone. UnsupportedError: kind SEQUENCE, and it is not
+        the end that would be removed.
         """
         handle, start = as_int(seq, "seq", np.int64), as_int(p0, "p0")
         end = UNSET if p1 is None else as_position(p1, "p1")
@@ -196,7 +214,8 @@ class Cache(Owner):
     def trim_windows(self) -> int:
         """Drop the cells that no layer can see again; return how many became free.
 
-        NotWindowedError: a layer has no window, or there are no layers.
+        NotWindowedError: a layer has no window, or there are no layers. UnsupportedError: kind
+        SEQUENCE.
         """
         n_freed = ctypes.c_int32()
         with self._owned as cache:
@@ -223,6 +242,17 @@ class Cache(Owner):
                         cache, handles.ctypes.data, len(handles), ctypes.byref(shortfall)
                     )
                 )
+            except OutOfCellsError as error:
+                error.shortfall = shortfall.value
+                raise
+
+    def extend(self, seq: SupportsIndex, n: SupportsIndex) -> None:
+        """Declare a step of `n` tokens of one sequence. Errors as `declare`."""
+        handle, n_tokens = as_int(seq, "seq", np.int64), as_int(n, "n")
+        shortfall = ctypes.c_int32()
+        with self._owned as cache:
+            try:
+                check(lib.cellkv_cache_extend(cache, handle, n_tokens, ctypes.byref(shortfall)))
             except OutOfCellsError as error:
                 error.shortfall = shortfall.value
                 raise
@@ -256,7 +286,8 @@ class Cache(Owner):
         """Give back the last placed step's cells from its `n_keep`-th token on.
 
         NothingToUndoError: no step, already undone, or another changing call came between.
-        BadRangeError: `n_keep` outside [0, tokens of the step].
+        BadRangeError: `n_keep` outside [0, tokens of the step]. TrimmedError: kind SEQUENCE, and
+        the next token would see positions that were written over.
         """
         kept = as_int(n_keep, "n_keep")
         with self._owned as cache:
@@ -346,6 +377,7 @@ def _config(
     capacity: int,
     max_seqs: int,
     initial_rows: int | None,
+    max_step: int | None,
     layers: Sequence[Layer],
     device: str | None,
 ) -> tuple[_lib.cellkv_cache_config, object]:
@@ -362,6 +394,8 @@ def _config(
         config.initial_rows = as_int(initial_rows, "initial_rows")
     else:
         config.initial_rows = min(config.initial_rows, max(config.capacity, 0))
+    if max_step is not None:
+        config.max_step = as_int(max_step, "max_step")
     c_layers = _c_layers(layers)
     config.n_layers = len(c_layers)
     config.layers = c_layers

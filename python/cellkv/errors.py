@@ -99,7 +99,7 @@ class NotWindowedError(CellkvError):
 
 
 class TrimmedError(CellkvError):
-    """The cells that would be needed were trimmed."""
+    """The history that would be needed was trimmed, or written over."""
 
     status = -12
     name = "ERROR_TRIMMED"

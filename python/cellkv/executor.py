@@ -113,7 +113,8 @@ class Executor(Owner):
         the cells it sees and no others; on the CPU), "dense" (ggml's flash attention over all
         rows), or "auto": ragged where it can be. `isa`: the instructions of ragged.
         `n_threads` of the CPU, 1 .. 512; 0: one per core, at most 16. `max_batch`: most tokens
-        computed at once, a wider step goes in slices. `max_graphs`: most graphs kept;
+        computed at once, a wider step goes in slices; over a cache of kind SEQUENCE with windows at
+        most its `max_step`. `max_graphs`: most graphs kept;
         `reuse_graphs=False` builds one for each run.
         `should_abort` is asked between a running graph's nodes, by any thread: true stops the step,
         and so does an exception, which becomes the AbortedError's cause. It costs two switches of

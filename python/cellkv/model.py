@@ -177,6 +177,7 @@ class Model(Owner):
         capacity: int = 4096,
         max_seqs: int = 64,
         initial_rows: int | None = None,
+        max_step: int | None = None,
         type_k: TypeName = "f16",
         type_v: TypeName = "f16",
         kind: CacheKind | KindName = CacheKind.BATCHED,
@@ -184,7 +185,9 @@ class Model(Owner):
     ) -> Cache:
         """Make a cache for this model: its layers, stored in the given types. Errors as `Cache`."""
         c_type_k, c_type_v = by_name(type_k, TYPES, "type_k"), by_name(type_v, TYPES, "type_v")
-        config, _kept = _config("ggml", kind, capacity, max_seqs, initial_rows, (), device)
+        config, _kept = _config(
+            "ggml", kind, capacity, max_seqs, initial_rows, max_step, (), device
+        )
         address = ctypes.c_void_p()
         with self._owned as model:
             check(

@@ -5,6 +5,7 @@
 #include "error.h"
 #include "memory.h"
 #include "registry.h"
+#include "ring.h"
 
 static const char *const kind_names[] = {
     [CELLKV_CACHE_SEQUENCE] = "sequence",
@@ -38,6 +39,7 @@ cellkv_cache_config cellkv_cache_config_default(void) {
         .capacity = 4096,
         .max_seqs = 64,
         .initial_rows = 256,
+        .max_step = 512,
     };
 }
 
@@ -108,6 +110,9 @@ static cellkv_status check_config(const cellkv_cache_config *config) {
     if (!status) {
         status = check_field("initial_rows", config->initial_rows, 0, config->capacity);
     }
+    if (!status) {
+        status = check_field("max_step", config->max_step, 1, CELLKV_MAX_CAPACITY);
+    }
     if (!status) { /* only a table of cells can do without layers */
         int32_t least = strcmp(config->backend, "cells") == 0 ? 0 : 1;
         status = check_field("n_layers", config->n_layers, least, INT32_MAX);
@@ -131,19 +136,52 @@ static int32_t common_window(const cellkv_cache_config *config) {
     return largest;
 }
 
+/* Gives each layer its ring, and the cells the smallest that anything is missed in: in a window of
+ * 1 no earlier position is seen. */
+static void make_rings(cellkv_cache *cache, const cellkv_cache_config *config,
+                       struct ck_cells_config *cells) {
+    for (int32_t i = 0; i < config->n_layers; i++) {
+        int32_t window = config->layers[i].window;
+        int32_t ring = ck_ring_rows(config->capacity, window, config->max_step);
+        cache->rings[i] = ring;
+        if (ring > 0) {
+            cache->max_slice = config->max_step;
+        }
+        if (ring > 0 && window > 1 && (cells->ring == 0 || ring < cells->ring)) {
+            cells->ring = ring;
+            cells->window = window;
+        }
+    }
+}
+
+static struct ck_cells *make_cells(cellkv_cache *cache, const cellkv_cache_config *config) {
+    struct ck_cells_config cells = {.capacity = config->capacity};
+    if (config->kind == CELLKV_CACHE_SEQUENCE) {
+        cells.max_seqs = 1;
+        cells.is_contiguous = true;
+        make_rings(cache, config, &cells);
+    } else {
+        cells.max_seqs = config->max_seqs;
+        cells.window = common_window(config);
+    }
+    return ck_cells_new(&cells);
+}
+
 static bool make_parts(cellkv_cache *cache, const cellkv_cache_config *config) {
     size_t n_layers = (size_t)config->n_layers;
     cache->kind = config->kind;
     cache->n_layers = config->n_layers;
+    cache->max_slice = INT32_MAX;
     cache->n_users = 1;
     cache->layers = ck_calloc(n_layers, sizeof *cache->layers);
-    if (!cache->layers) {
+    cache->rings = ck_calloc(n_layers, sizeof *cache->rings);
+    if (!cache->layers || !cache->rings) {
         return false;
     }
     if (n_layers) {
         memcpy(cache->layers, config->layers, n_layers * sizeof *cache->layers);
     }
-    cache->cells = ck_cells_new(config->capacity, config->max_seqs, common_window(config));
+    cache->cells = make_cells(cache, config);
     return cache->cells != NULL;
 }
 
@@ -180,5 +218,6 @@ void ck_cache_destroy(cellkv_cache *cache) {
     }
     ck_cells_free(cache->cells);
     ck_free(cache->layers);
+    ck_free(cache->rings);
     ck_free(cache);
 }

@@ -77,6 +77,10 @@ static cellkv_status check_windows(const cellkv_cache *cache) {
     if (cache->n_layers == 0) {
         return ck_fail(CELLKV_ERROR_NOT_WINDOWED, "the cache has no layers");
     }
+    if (cache->kind == CELLKV_CACHE_SEQUENCE) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED,
+                       "kind sequence has nothing to trim: its layers' rows are bounded anyway");
+    }
     return CELLKV_OK;
 }
 
@@ -104,6 +108,12 @@ cellkv_status cellkv_cache_declare(cellkv_cache *cache, const int64_t *seqs, int
                   : leave(cache, ck_cells_declare(cache->cells, seqs, n_tokens, shortfall));
 }
 
+cellkv_status cellkv_cache_extend(cellkv_cache *cache, int64_t seq, int32_t n_tokens,
+                                  int32_t *shortfall) {
+    cellkv_status status = enter(cache);
+    return status ? status : leave(cache, ck_cells_extend(cache->cells, seq, n_tokens, shortfall));
+}
+
 cellkv_status cellkv_cache_place(cellkv_cache *cache, const int32_t *positions, int32_t n_tokens,
                                  int32_t *cells) {
     cellkv_status status = enter(cache);
@@ -111,6 +121,9 @@ cellkv_status cellkv_cache_place(cellkv_cache *cache, const int32_t *positions, 
         return status;
     }
     status = ck_cells_begin_step(cache->cells, NULL, positions, n_tokens);
+    if (!status) { /* the caller writes them, and nobody will say when */
+        ck_cells_begin_write(cache->cells, 0, n_tokens);
+    }
     if (!status && cells) {
         struct ck_step step = ck_cells_step(cache->cells);
         for (int32_t i = 0; i < step.n_tokens; i++) {

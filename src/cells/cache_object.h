@@ -25,6 +25,8 @@ struct cellkv_cache {
     cellkv_cache_kind kind;
     int32_t n_layers;
     cellkv_layer *layers;
+    int32_t *rings;    /* [n_layers] rows of each layer's ring (ring.h); 0: row c is cell c */
+    int32_t max_slice; /* the most tokens that may be computed at once, for the rings' sake */
     struct ck_cells *cells;
     struct ck_storage *storage;
     const struct ck_storage_class *storage_class; /* NULL iff storage is */

@@ -5,15 +5,18 @@
 #include "cells_struct.h"
 #include "error.h"
 #include "memory.h"
+#include "ring.h"
 
-struct ck_cells *ck_cells_new(int32_t capacity, int32_t max_seqs, int32_t window) {
+struct ck_cells *ck_cells_new(const struct ck_cells_config *config) {
     struct ck_cells *cells = ck_calloc(1, sizeof *cells);
     if (!cells) {
         return NULL;
     }
-    cells->window = window;
-    if (!ck_table_init(&cells->table, capacity) ||
-        !ck_sequences_init(&cells->sequences, max_seqs)) {
+    cells->is_contiguous = config->is_contiguous;
+    cells->ring = config->ring;
+    cells->window = config->window;
+    if (!ck_table_init(&cells->table, config->capacity) ||
+        !ck_sequences_init(&cells->sequences, config->max_seqs)) {
         ck_cells_free(cells);
         return NULL;
     }
@@ -63,45 +66,53 @@ static int32_t search(const struct ck_cells *cells, const struct ck_sequence *se
  *
  * In the widest window a token at p sees positions > p - window. A sequence may therefore end (its
  * next token stand) at p only if p - window + 1 >= trimmed: nothing that was trimmed would be seen.
- * An empty sequence starts anew at 0, where nothing is to be seen. */
+ * An empty sequence starts anew at 0, where nothing is to be seen.
+ *
+ * What a ring has written over is as good as trimmed, and the smallest ring's window decides. */
+
+int32_t ck_cells_trimmed(const struct ck_cells *cells, const struct ck_sequence *sequence) {
+    return cells->ring > 0 ? ck_ring_lost(cells->ring, cells->written) : sequence->trimmed;
+}
 
 /* The lowest next_pos that the sequence can be brought to, other than 0. */
 static int32_t oldest_end(const struct ck_cells *cells, const struct ck_sequence *sequence) {
-    int64_t lowest = (int64_t)sequence->trimmed + cells->window - 1;
+    int64_t lowest = (int64_t)ck_cells_trimmed(cells, sequence) + cells->window - 1;
     int32_t i = search(cells, sequence, lowest - 1);
     return ck_sequence_end(sequence, &cells->table, i + 1);
 }
 
-/* Whether a sequence may keep just its first `n` cells, which are all it has at positions < pos. */
-static cellkv_status check_trimmed(const struct ck_cells *cells, const struct ck_sequence *sequence,
-                                   int32_t n, int32_t pos) {
+cellkv_status ck_cells_check_trimmed(const struct ck_cells *cells,
+                                     const struct ck_sequence *sequence, int32_t n, int32_t pos) {
     int64_t end = ck_sequence_end(sequence, &cells->table, n);
-    if (sequence->trimmed == 0 || pos == 0 || end - cells->window + 1 >= sequence->trimmed) {
+    int32_t trimmed = ck_cells_trimmed(cells, sequence);
+    if (trimmed == 0 || pos == 0 || end - cells->window + 1 >= trimmed) {
         return CELLKV_OK;
     }
-    return ck_fail(CELLKV_ERROR_TRIMMED,
-                   "sequence %lld cannot end at position %d: positions below %d were trimmed, the "
-                   "oldest end that can be reached is %d",
-                   (long long)sequence->handle, pos, sequence->trimmed,
-                   oldest_end(cells, sequence));
+    return ck_fail(
+        CELLKV_ERROR_TRIMMED,
+        "sequence %lld cannot end at position %d: positions below %d were %s, the oldest "
+        "end that can be reached is %d",
+        (long long)sequence->handle, pos, trimmed, cells->ring > 0 ? "written over" : "trimmed",
+        oldest_end(cells, sequence));
 }
 
-/* The list's first `n` cells stay; the claims on the others have been dropped. */
-static void keep_first(struct ck_sequence *sequence, int32_t n) {
+void ck_cells_keep_first(struct ck_cells *cells, struct ck_sequence *sequence, int32_t n) {
     sequence->n = n;
     if (n == 0) {
         sequence->trimmed = 0;
+        cells->written = 0;
     }
     ck_sequence_shrink(sequence);
 }
 
 /* The list closes up over its cells [first, last), whose claims have been dropped. */
-static void close_gap(struct ck_sequence *sequence, int32_t first, int32_t last) {
+static void close_gap(struct ck_cells *cells, struct ck_sequence *sequence, int32_t first,
+                      int32_t last) {
     if (first < last) {
         memmove(sequence->cells + first, sequence->cells + last,
                 (size_t)(sequence->n - last) * sizeof *sequence->cells);
     }
-    keep_first(sequence, sequence->n - (last - first));
+    ck_cells_keep_first(cells, sequence, sequence->n - (last - first));
 }
 
 /* ---- sequences ---- */
@@ -154,8 +165,12 @@ cellkv_status ck_cells_clone(struct ck_cells *cells, int64_t src, int32_t upto, 
         return ck_fail(CELLKV_ERROR_BAD_RANGE, "upto is %d, sequence %lld has positions [0, %d)",
                        upto, (long long)src, end);
     }
+    if (cells->is_contiguous) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED,
+                       "kind sequence holds one sequence: it cannot be cloned");
+    }
     int32_t n = search(cells, source, upto);
-    cellkv_status status = check_trimmed(cells, source, n, upto);
+    cellkv_status status = ck_cells_check_trimmed(cells, source, n, upto);
     if (!status) {
         status = check_slot(cells);
     }
@@ -183,12 +198,12 @@ cellkv_status ck_cells_rewind(struct ck_cells *cells, int64_t seq, int32_t pos) 
                        pos, (long long)seq, end);
     }
     int32_t n = search(cells, sequence, pos);
-    cellkv_status status = check_trimmed(cells, sequence, n, pos);
+    cellkv_status status = ck_cells_check_trimmed(cells, sequence, n, pos);
     if (status) {
         return status;
     }
     ck_cells_let_go(cells, sequence, n, sequence->n);
-    keep_first(sequence, n);
+    ck_cells_keep_first(cells, sequence, n);
     ck_cells_cancel_step(cells);
     ck_cells_check(cells);
     return CELLKV_OK;
@@ -211,13 +226,18 @@ cellkv_status ck_cells_remove(struct ck_cells *cells, int64_t seq, int32_t p0, i
     int32_t first = search(cells, sequence, p0);
     int32_t last = search(cells, sequence, p1);
     if (last == sequence->n) { /* the sequence may end earlier */
-        cellkv_status status = check_trimmed(cells, sequence, first, p0);
+        cellkv_status status = ck_cells_check_trimmed(cells, sequence, first, p0);
         if (status) {
             return status;
         }
+    } else if (cells->is_contiguous && first < last) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED,
+                       "kind sequence has no holes: of sequence %lld's positions [0, %d) the last "
+                       "ones can be removed, [%d, %d) cannot",
+                       (long long)seq, end, p0, p1);
     }
     ck_cells_let_go(cells, sequence, first, last);
-    close_gap(sequence, first, last);
+    close_gap(cells, sequence, first, last);
     ck_cells_cancel_step(cells);
     ck_cells_check(cells);
     return CELLKV_OK;
@@ -226,6 +246,7 @@ cellkv_status ck_cells_remove(struct ck_cells *cells, int64_t seq, int32_t p0, i
 static void close_sequence(struct ck_cells *cells, struct ck_sequence *sequence) {
     ck_cells_let_go(cells, sequence, 0, sequence->n);
     ck_sequences_close(&cells->sequences, sequence);
+    cells->written = 0;
 }
 
 cellkv_status ck_cells_close(struct ck_cells *cells, int64_t seq) {
@@ -263,7 +284,7 @@ static int32_t trim_sequence(struct ck_cells *cells, struct ck_sequence *sequenc
     }
     sequence->trimmed = ck_sequence_end(sequence, &cells->table, n);
     int32_t n_freed = ck_cells_let_go(cells, sequence, 0, n);
-    close_gap(sequence, 0, n);
+    close_gap(cells, sequence, 0, n);
     return n_freed;
 }
 
@@ -371,4 +392,18 @@ void ck_cells_keep_written(struct ck_cells *cells, int32_t first, int32_t n) {
     for (int32_t i = first; i < first + n; i++) {
         ck_index_set_remove(&cells->table.freed, cells->step.cells[i]);
     }
+}
+
+/* ---- rings ---- */
+
+void ck_cells_begin_write(struct ck_cells *cells, int32_t first, int32_t n) {
+    assert(cells->step.state == CK_STEP_PLACED && n >= 1 && n <= cells->step.n_tokens - first);
+    if (cells->is_contiguous) {
+        int32_t end = cells->step.positions[first + n - 1] + 1;
+        cells->written = end > cells->written ? end : cells->written;
+    }
+}
+
+int32_t ck_cells_written(const struct ck_cells *cells) {
+    return cells->written;
 }

@@ -39,6 +39,13 @@ struct ck_step ck_cells_step(const struct ck_cells *cells);
 /* One past the highest occupied cell. */
 int32_t ck_cells_extent(const struct ck_cells *cells);
 
+/* The rows of the placed step's tokens [first, first + n) are about to be written: what rings held
+ * there is lost, whatever comes of it. Cost: O(1). */
+void ck_cells_begin_write(struct ck_cells *cells, int32_t first, int32_t n);
+
+/* The end of what was written since the sequence was last empty (ring.h); kind sequence only. */
+int32_t ck_cells_written(const struct ck_cells *cells);
+
 /* Cells that were freed since the last call (each at most once, whether or not occupied again by
  * now) and not written since, ascending: their rows may hold anything. The array lives until the
  * next call of this; the list is empty afterwards. Cost: O(n). */
@@ -50,9 +57,18 @@ void ck_cells_keep_written(struct ck_cells *cells, int32_t first, int32_t n);
 
 /* ---- the control plane's half: the verbs of cache.h, with the same statuses and messages ---- */
 
-/* `window`: the largest, where every layer has one; else 0, and trim_windows must not be called.
- * NULL: out of memory. Cost: O(capacity). */
-struct ck_cells *ck_cells_new(int32_t capacity, int32_t max_seqs, int32_t window);
+/* What a kind of cache makes of its cells. */
+struct ck_cells_config {
+    int32_t capacity;
+    int32_t max_seqs;
+    bool is_contiguous; /* kind sequence: max_seqs is 1, and a cell's index is its position */
+    int32_t ring;       /* rows of the smallest ring of a window > 1 (ring.h); 0: there is none */
+    int32_t window; /* with a ring: that ring's. Else the largest, where every layer has one; else
+                       0, and trim_windows must not be called */
+};
+
+/* NULL: out of memory. Cost: O(capacity). */
+struct ck_cells *ck_cells_new(const struct ck_cells_config *config);
 void ck_cells_free(struct ck_cells *cells); /* NULL is fine */
 
 cellkv_status ck_cells_open(struct ck_cells *cells, int64_t *seq);
@@ -65,6 +81,8 @@ int32_t ck_cells_trim_windows(struct ck_cells *cells); /* returns how many cells
 
 cellkv_status ck_cells_declare(struct ck_cells *cells, const int64_t *seqs, int32_t n_tokens,
                                int32_t *shortfall); /* may be NULL */
+cellkv_status ck_cells_extend(struct ck_cells *cells, int64_t seq, int32_t n_tokens,
+                              int32_t *shortfall); /* may be NULL */
 cellkv_status ck_cells_undo_step(struct ck_cells *cells, int32_t n_keep);
 
 cellkv_status ck_cells_length(const struct ck_cells *cells, int64_t seq, int32_t *length);

@@ -44,7 +44,10 @@ struct ck_cells {
     struct ck_step_buffer step;   /* the declaration, or the placed step */
     struct ck_step_buffer before; /* what `step` was before begin_step; else room for the next */
     bool can_roll_back;           /* `before` is what begin_step found */
-    int32_t window;               /* the largest, if every layer has one; else 0 */
+    bool is_contiguous;           /* see struct ck_cells_config, */
+    int32_t ring;                 /* likewise, */
+    int32_t window;               /* and likewise */
+    int32_t written;              /* with a ring: see ring.h; 0 when the sequence is empty */
     struct ck_sight_scratch sight;
 };
 
@@ -55,6 +58,17 @@ void ck_cells_cancel_step(struct ck_cells *cells);
  * free. The list is left for the caller to close up. */
 int32_t ck_cells_let_go(struct ck_cells *cells, const struct ck_sequence *sequence, int32_t first,
                         int32_t last);
+
+/* Whether a sequence may keep just its first `n` cells, which are all it has at positions < pos:
+ * CELLKV_OK or CELLKV_ERROR_TRIMMED. */
+cellkv_status ck_cells_check_trimmed(const struct ck_cells *cells,
+                                     const struct ck_sequence *sequence, int32_t n, int32_t pos);
+
+/* Positions of the sequence below this may be gone. */
+int32_t ck_cells_trimmed(const struct ck_cells *cells, const struct ck_sequence *sequence);
+
+/* The list's first `n` cells stay; the claims on the others have been dropped. */
+void ck_cells_keep_first(struct ck_cells *cells, struct ck_sequence *sequence, int32_t n);
 
 /* The sequence of a handle, or NULL with the refusal's message recorded. */
 struct ck_sequence *ck_cells_find(const struct ck_cells *cells, int64_t handle);

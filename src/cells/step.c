@@ -53,21 +53,19 @@ void ck_cells_cancel_step(struct ck_cells *cells) {
 
 /* ---- admission ---- */
 
-static cellkv_status check_declarable(const struct ck_cells *cells, const int64_t *seqs,
-                                      int32_t n_tokens, int32_t *shortfall) {
+/* Whether a step of so many tokens can be, whosever they are. */
+static cellkv_status check_count(int32_t n_tokens) {
     if (n_tokens < 0) {
         return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "n_tokens is %d", n_tokens);
     }
     if (n_tokens == 0) {
         return ck_fail(CELLKV_ERROR_EMPTY_STEP, "a step needs at least one token, 0 given");
     }
-    for (int32_t i = 0; i < n_tokens; i++) {
-        if (!ck_sequences_find(&cells->sequences, seqs[i])) {
-            return ck_fail(CELLKV_ERROR_UNKNOWN_SEQUENCE,
-                           "token %d: sequence %lld is not open in this cache", i,
-                           (long long)seqs[i]);
-        }
-    }
+    return CELLKV_OK;
+}
+
+static cellkv_status check_fits(const struct ck_cells *cells, int32_t n_tokens,
+                                int32_t *shortfall) {
     int32_t n_free = cells->table.free.count;
     if (n_tokens > n_free) {
         *shortfall = n_tokens - n_free;
@@ -78,8 +76,42 @@ static cellkv_status check_declarable(const struct ck_cells *cells, const int64_
     return CELLKV_OK;
 }
 
+static cellkv_status check_declarable(const struct ck_cells *cells, const int64_t *seqs,
+                                      int32_t n_tokens, int32_t *shortfall) {
+    cellkv_status status = check_count(n_tokens);
+    if (status) {
+        return status;
+    }
+    for (int32_t i = 0; i < n_tokens; i++) {
+        if (!ck_sequences_find(&cells->sequences, seqs[i])) {
+            return ck_fail(CELLKV_ERROR_UNKNOWN_SEQUENCE,
+                           "token %d: sequence %lld is not open in this cache", i,
+                           (long long)seqs[i]);
+        }
+    }
+    return check_fits(cells, n_tokens, shortfall);
+}
+
 static int32_t slot_of(const struct ck_cells *cells, int64_t handle) {
     return (int32_t)(ck_sequences_find(&cells->sequences, handle) - cells->sequences.slots);
+}
+
+/* Token i of a step that has been admitted is of seqs[i], or all are of seqs[0]. */
+static cellkv_status declare(struct ck_cells *cells, const int64_t *seqs, bool all_of_first,
+                             int32_t n_tokens) {
+    /* The last step's undo ends here, so that its buffer serves as well as any. */
+    struct ck_step_buffer *made = &cells->step;
+    if (!make_room(made, n_tokens)) {
+        return ck_fail_memory("the step");
+    }
+    for (int32_t i = 0; i < n_tokens; i++) {
+        made->slots[i] = slot_of(cells, seqs[all_of_first ? 0 : i]);
+    }
+    ck_cells_cancel_step(cells);
+    made->state = CK_STEP_DECLARED;
+    made->n_tokens = n_tokens;
+    ck_cells_check(cells);
+    return CELLKV_OK;
 }
 
 cellkv_status ck_cells_declare(struct ck_cells *cells, const int64_t *seqs, int32_t n_tokens,
@@ -89,22 +121,23 @@ cellkv_status ck_cells_declare(struct ck_cells *cells, const int64_t *seqs, int3
     if (shortfall) {
         *shortfall = missing;
     }
-    if (status) {
-        return status;
+    return status ? status : declare(cells, seqs, false, n_tokens);
+}
+
+cellkv_status ck_cells_extend(struct ck_cells *cells, int64_t seq, int32_t n_tokens,
+                              int32_t *shortfall) {
+    int32_t missing = 0;
+    cellkv_status status = check_count(n_tokens);
+    if (!status && !ck_cells_find(cells, seq)) {
+        status = CELLKV_ERROR_UNKNOWN_SEQUENCE;
     }
-    /* The last step's undo ends here, so that its buffer serves as well as any. */
-    struct ck_step_buffer *made = &cells->step;
-    if (!make_room(made, n_tokens)) {
-        return ck_fail_memory("the step");
+    if (!status) {
+        status = check_fits(cells, n_tokens, &missing);
     }
-    for (int32_t i = 0; i < n_tokens; i++) {
-        made->slots[i] = slot_of(cells, seqs[i]);
+    if (shortfall) {
+        *shortfall = missing;
     }
-    ck_cells_cancel_step(cells);
-    made->state = CK_STEP_DECLARED;
-    made->n_tokens = n_tokens;
-    ck_cells_check(cells);
-    return CELLKV_OK;
+    return status ? status : declare(cells, &seq, true, n_tokens);
 }
 
 /* ---- placement ---- */
@@ -213,6 +246,16 @@ cellkv_status ck_cells_begin_step(struct ck_cells *cells, const int64_t *seqs,
 
 /* ---- taking it back ---- */
 
+/* With a ring: may the step's tokens from n_keep on be undone? All are of one sequence. */
+static cellkv_status check_undoable(const struct ck_cells *cells, int32_t n_keep) {
+    if (cells->ring == 0) {
+        return CELLKV_OK;
+    }
+    const struct ck_sequence *sequence = &cells->sequences.slots[cells->step.slots[0]];
+    int32_t n = sequence->n - (cells->step.n_tokens - n_keep);
+    return ck_cells_check_trimmed(cells, sequence, n, ck_sequence_end(sequence, &cells->table, n));
+}
+
 /* A step's tokens stand at the end of their sequences' lists, the last ones last. */
 static int32_t pop_last_cell(struct ck_cells *cells, int32_t token) {
     const struct ck_step_buffer *step = &cells->step;
@@ -243,8 +286,15 @@ cellkv_status ck_cells_undo_step(struct ck_cells *cells, int32_t n_keep) {
         return ck_fail(CELLKV_ERROR_BAD_RANGE, "n_keep is %d, the step has %d tokens", n_keep,
                        n_tokens);
     }
+    cellkv_status status = check_undoable(cells, n_keep);
+    if (status) {
+        return status;
+    }
     for (int32_t i = n_tokens; i-- > n_keep;) {
         ck_table_let_go(&cells->table, pop_last_cell(cells, i));
+    }
+    if (cells->table.used.count == 0) { /* no sequence has anything */
+        cells->written = 0;
     }
     ck_cells_cancel_step(cells);
     ck_cells_check(cells);

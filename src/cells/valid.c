@@ -70,18 +70,44 @@ static bool list_valid(const struct ck_cells *cells, const struct ck_sequence *s
 
 static bool trim_valid(const struct ck_cells *cells, const struct ck_sequence *sequence,
                        int32_t slot) {
-    if (sequence->trimmed == 0) {
+    int32_t trimmed = ck_cells_trimmed(cells, sequence);
+    if (trimmed == 0) {
         return true;
     }
     int64_t end = ck_sequence_next_pos(sequence, &cells->table);
     if (cells->window == 0 || sequence->n == 0) {
         return broken("only a sequence with cells, in a cache with windows, is trimmed", slot);
     }
-    if (cells->table.positions[sequence->cells[0]] < sequence->trimmed) {
+    if (cells->ring == 0 && cells->table.positions[sequence->cells[0]] < trimmed) {
         return broken("what was trimmed is gone", slot);
     }
-    if (end - cells->window + 1 < sequence->trimmed) {
+    if (end - cells->window + 1 < trimmed) {
         return broken("the next token sees nothing that was trimmed", slot);
+    }
+    return true;
+}
+
+static bool contiguous_valid(const struct ck_cells *cells, const struct ck_sequence *sequence,
+                             int32_t slot) {
+    for (int32_t i = 0; cells->is_contiguous && i < sequence->n; i++) {
+        if (sequence->cells[i] != i || cells->table.positions[i] != i) {
+            return broken("in kind sequence, position, cell and place in the list are one", slot);
+        }
+    }
+    return true;
+}
+
+/* What holds of rings beside what trim_valid says. */
+static bool ring_valid(const struct ck_cells *cells) {
+    if (cells->ring > 0 && !(cells->is_contiguous && cells->window > 0)) {
+        return broken("only kind sequence has rings, and they have windows", cells->ring);
+    }
+    if (cells->is_contiguous && cells->sequences.max_seqs != 1) {
+        return broken("kind sequence has one sequence", cells->sequences.max_seqs);
+    }
+    if (cells->written < 0 || cells->written > cells->table.capacity ||
+        (cells->written > 0 && (!cells->is_contiguous || cells->table.used.count == 0))) {
+        return broken("only a sequence that has cells was written", cells->written);
     }
     return true;
 }
@@ -104,7 +130,8 @@ static bool sequences_valid(const struct ck_cells *cells) {
         if (ck_sequences_find(sequences, sequence->handle) != sequence) {
             return broken("a handle leads to its slot", slot);
         }
-        if (!list_valid(cells, sequence, slot) || !trim_valid(cells, sequence, slot)) {
+        if (!list_valid(cells, sequence, slot) || !trim_valid(cells, sequence, slot) ||
+            !contiguous_valid(cells, sequence, slot)) {
             return false;
         }
     }
@@ -184,7 +211,7 @@ enum { COUNTABLE = 4096 }; /* cells, of tables whose owners are counted */
 
 bool ck_cells_valid(const struct ck_cells *cells) {
     uint16_t memberships[COUNTABLE];
-    return table_valid(&cells->table) && sequences_valid(cells) &&
+    return table_valid(&cells->table) && ring_valid(cells) && sequences_valid(cells) &&
            (cells->table.capacity > COUNTABLE || owners_valid(cells, memberships)) &&
            step_valid(cells) && scratch_valid(cells);
 }

@@ -120,8 +120,9 @@ static int32_t find_window(const struct ck_windows *windows, int32_t size) {
 static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache *cache) {
     const size_t n = (size_t)cache->n_layers;
     windows->sizes = ck_calloc(n, sizeof *windows->sizes);
+    windows->rings = ck_calloc(n, sizeof *windows->rings);
     windows->of_layer = ck_calloc(n, sizeof *windows->of_layer);
-    if (windows->sizes == NULL || windows->of_layer == NULL) {
+    if (windows->sizes == NULL || windows->rings == NULL || windows->of_layer == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "executor: no memory");
     }
     for (int32_t l = 0; l < cache->n_layers; l++) {
@@ -130,6 +131,7 @@ static cellkv_status windows_init(struct ck_windows *windows, const cellkv_cache
         if (w < 0) {
             w = windows->n_windows++;
             windows->sizes[w] = size;
+            windows->rings[w] = cache->rings[l];
         }
         windows->of_layer[l] = w;
     }
@@ -169,7 +171,6 @@ static bool abort_wanted(void *context) {
 static void adopt_config(cellkv_executor *executor, const cellkv_executor_config *config) {
     executor->program = *config->program;
     executor->program.layers = executor->cache->layers; /* equal, and they live as long */
-    executor->max_batch = config->max_batch;
     executor->reuse_graphs = config->reuse_graphs;
     executor->should_abort = config->should_abort;
     executor->abort_context = config->abort_context;
@@ -234,6 +235,8 @@ static cellkv_status choose_strategy(cellkv_executor *executor,
 /* Everything that can fail; what was made by then is freed by free_parts. */
 static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor_config *config) {
     const cellkv_cache *cache = executor->cache;
+    executor->max_batch =
+        config->max_batch < cache->max_slice ? config->max_batch : cache->max_slice;
     cellkv_status status = check_layers(config->program, cache);
     if (status == CELLKV_OK) {
         status = choose_strategy(executor, config);
@@ -242,7 +245,7 @@ static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor
         status = windows_init(&executor->windows, cache);
     }
     if (status == CELLKV_OK) {
-        status = scratch_init(&executor->scratch, config->max_batch, executor->windows.n_windows);
+        status = scratch_init(&executor->scratch, executor->max_batch, executor->windows.n_windows);
     }
     if (status == CELLKV_OK) {
         status = ck_graph_cache_init(&executor->graphs, config->max_graphs);
@@ -259,6 +262,7 @@ static void free_parts(cellkv_executor *executor) {
     ck_devices_stop(&executor->devices);
     scratch_free(&executor->scratch, executor->windows.n_windows);
     ck_free(executor->windows.sizes);
+    ck_free(executor->windows.rings);
     ck_free(executor->windows.of_layer);
     ck_cache_drop(executor->cache);
     ck_free(executor);

@@ -129,10 +129,10 @@ static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, stru
                                         const cellkv_attend_params *params,
                                         struct ggml_tensor **pinned) {
     const struct ck_graph_context *shared = graph->shared;
-    const struct ck_dense_nodes nodes =
-        ck_dense_attend(graph->context, ck_storage_k(shared->storage, layer),
-                        ck_storage_v(shared->storage, layer), &shared->layers[layer], q, k, v,
-                        graph->rows, graph->masks[shared->windows->of_layer[layer]], params);
+    const struct ck_dense_nodes nodes = ck_dense_attend(
+        graph->context, ck_storage_k(shared->storage, layer), ck_storage_v(shared->storage, layer),
+        &shared->layers[layer], q, k, v, graph->rows[shared->windows->of_layer[layer]],
+        graph->masks[shared->windows->of_layer[layer]], params);
     pinned[0] = nodes.write_k;
     pinned[1] = nodes.write_v;
     pinned[2] = nodes.attention;
@@ -144,7 +144,8 @@ static struct ggml_tensor *attend_ragged(cellkv_graph *graph, int32_t layer, str
                                          const cellkv_attend_params *params,
                                          struct ggml_tensor **pinned) {
     const struct ck_graph_context *shared = graph->shared;
-    const struct ck_window_step *step = &shared->steps[shared->windows->of_layer[layer]];
+    const int32_t window = shared->windows->of_layer[layer];
+    const struct ck_window_step *step = &shared->steps[window];
     struct ck_ragged_layer *ragged = &graph->ragged[layer];
     *ragged = (struct ck_ragged_layer){
         .kernels = shared->kernels,
@@ -154,9 +155,9 @@ static struct ggml_tensor *attend_ragged(cellkv_graph *graph, int32_t layer, str
         .max_parts = graph->shape.n_parts,
         .shape = shared->layers[layer],
     };
-    const struct ck_ragged_nodes nodes =
-        ck_ragged_attend(graph->context, ragged, ck_storage_k(shared->storage, layer),
-                         ck_storage_v(shared->storage, layer), q, k, v, graph->rows, params);
+    const struct ck_ragged_nodes nodes = ck_ragged_attend(
+        graph->context, ragged, ck_storage_k(shared->storage, layer),
+        ck_storage_v(shared->storage, layer), q, k, v, graph->rows[window], params);
     pinned[0] = nodes.write_k;
     pinned[1] = nodes.write_v;
     pinned[2] = nodes.compute;
@@ -205,16 +206,41 @@ static struct ggml_tensor *new_input(cellkv_graph *graph, enum ggml_type type, i
     return tensor;
 }
 
+/* Windows without a ring write to the same rows. */
+static void make_rows(cellkv_graph *graph) {
+    const struct ck_windows *windows = graph->shared->windows;
+    struct ggml_tensor *cells = NULL;
+    for (int32_t w = 0; w < windows->n_windows; w++) {
+        if (windows->rings[w] == 0 && cells != NULL) {
+            graph->rows[w] = cells;
+            continue;
+        }
+        graph->rows[w] = new_input(graph, GGML_TYPE_I64, graph->shape.n_tokens, 1, "rows");
+        if (windows->rings[w] == 0) {
+            cells = graph->rows[w];
+        }
+    }
+}
+
+static void make_masks(cellkv_graph *graph) {
+    const struct ck_windows *windows = graph->shared->windows;
+    for (int32_t w = 0; w < windows->n_windows; w++) {
+        graph->masks[w] =
+            new_input(graph, GGML_TYPE_F16, ck_windows_extent(windows, w, graph->shape.extent),
+                      graph->shape.n_tokens, "mask");
+    }
+}
+
 static void make_inputs(cellkv_graph *graph) {
     const struct ck_shape *shape = &graph->shape;
     graph->tokens = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "tokens");
     graph->positions = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "positions");
-    graph->rows = new_input(graph, GGML_TYPE_I64, shape->n_tokens, 1, "rows");
+    make_rows(graph);
     if (shape->n_outputs > 0) {
         graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, 1, "outputs");
     }
-    for (int32_t w = 0; graph->ragged == NULL && w < graph->shared->windows->n_windows; w++) {
-        graph->masks[w] = new_input(graph, GGML_TYPE_F16, shape->extent, shape->n_tokens, "mask");
+    if (graph->ragged == NULL) {
+        make_masks(graph);
     }
 }
 
@@ -300,9 +326,14 @@ static void check_nodes(cellkv_graph *graph) {
     }
 }
 
+/* The most inputs: tokens, positions, outputs, and each window's rows and mask. */
+static size_t max_inputs(const struct ck_windows *windows) {
+    return 3 + 2 * (size_t)windows->n_windows;
+}
+
 /* The graph's nodes, not allocated yet. */
 static cellkv_status describe(cellkv_graph *graph) {
-    const size_t n = max_tensors(graph->shared->program);
+    const size_t n = max_tensors(graph->shared->program) + max_inputs(graph->shared->windows);
     const struct ggml_init_params params = {
         .mem_size = n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false),
         .no_alloc = true,
@@ -330,14 +361,15 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     }
     graph->shared = shared;
     graph->shape = *shape;
+    graph->rows = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->rows);
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
     graph->pinned = ck_calloc(n_layers * CK_PINNED_PER_LAYER, sizeof(struct ggml_tensor *));
     graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
     if (shared->kernels != NULL) {
         graph->ragged = ck_calloc(n_layers, sizeof *graph->ragged);
     }
-    if (graph->masks == NULL || graph->pinned == NULL || graph->attended == NULL ||
-        (graph->ragged == NULL) != (shared->kernels == NULL)) {
+    if (graph->rows == NULL || graph->masks == NULL || graph->pinned == NULL ||
+        graph->attended == NULL || (graph->ragged == NULL) != (shared->kernels == NULL)) {
         ck_graph_free(graph);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
     }
@@ -464,6 +496,7 @@ void ck_graph_free(cellkv_graph *graph) {
     }
     ggml_backend_sched_free(graph->scheduler);
     ggml_free(graph->context);
+    ck_free(graph->rows);
     ck_free(graph->masks);
     ck_free(graph->pinned);
     ck_free(graph->attended);

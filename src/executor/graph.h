@@ -20,7 +20,8 @@
 struct ck_shape {
     int32_t n_tokens;
     int32_t n_outputs;
-    int32_t extent;  /* dense: the rows that are read, a multiple of CK_ROW_PADDING; else 0 */
+    int32_t extent;  /* dense: the rows that are read, a multiple of CK_ROW_PADDING; of a shorter
+                        ring, all. Else 0 */
     int32_t n_parts; /* ragged: the most parts of a plan, rounded up; else 0 */
 };
 
@@ -28,13 +29,21 @@ struct ck_shape {
 struct ck_windows {
     int32_t n_windows;
     int32_t *sizes;    /* [n_windows] window, 0: none */
+    int32_t *rings;    /* [n_windows] rows of its layers' rings, 0: row c is cell c */
     int32_t *of_layer; /* [n_layers] index into sizes */
 };
 
+/* The rows that a window's layers are read of, out of `extent` cells; both padded. */
+static inline int32_t ck_windows_extent(const struct ck_windows *windows, int32_t w,
+                                        int32_t extent) {
+    const int32_t ring = ck_pad_rows(windows->rings[w]);
+    return ring > 0 && ring < extent ? ring : extent;
+}
+
 /* What a slice's attention reads beside tensors, for one window. */
 struct ck_window_step {
-    struct ck_sight sight;
-    struct ck_plan plan; /* ragged only */
+    struct ck_sight sight; /* its cells are rows */
+    struct ck_plan plan;   /* ragged only */
 };
 
 /* What all graphs of an executor share; owned by the executor, outlives the graphs. */
@@ -62,7 +71,7 @@ struct cellkv_graph {
     struct ggml_tensor *tokens;    /* I32 [n_tokens] */
     struct ggml_tensor *positions; /* I32 [n_tokens] */
     struct ggml_tensor *outputs;   /* I32 [n_outputs]; NULL if there are none */
-    struct ggml_tensor *rows;      /* I64 [n_tokens] */
+    struct ggml_tensor **rows;     /* [n_windows] I64 [n_tokens]; one where there is no ring */
     struct ggml_tensor **masks;    /* [n_windows] F16 [extent, n_tokens]; dense only */
 
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */

@@ -4,6 +4,7 @@
 #include "attention/dense.h"
 #include "cells/error.h"
 #include "cells/memory.h"
+#include "cells/ring.h"
 #include "executor_object.h"
 
 /* Graphs of ragged attention have room for this many parts, or a power of 2 times as many: a decode
@@ -100,12 +101,20 @@ static void find_outputs(struct ck_scratch *scratch, const cellkv_step *step, st
     }
 }
 
+/* Where the layers have rings, the cells seen are not their rows. */
+static void map_cells(struct ck_sight *sight, int32_t ring) {
+    for (int32_t i = 0; ring > 0 && i < sight->n_cells; i++) {
+        sight->cells[i] = ck_ring_row(ring, sight->cells[i]);
+    }
+}
+
 /* Each window's sight, and for ragged attention its plan. */
 static cellkv_status prepare_windows(cellkv_executor *executor, const struct slice *slice) {
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
         struct ck_window_step *step = &executor->scratch.steps[w];
         cellkv_status status = ck_sight_build(&step->sight, executor->cache->cells, slice->first,
                                               slice->n_tokens, executor->windows.sizes[w]);
+        map_cells(&step->sight, executor->windows.rings[w]);
         if (status == CELLKV_OK && executor->strategy == CELLKV_STRATEGY_RAGGED) {
             status = ck_plan_build(&step->plan, &step->sight, executor->devices.n_threads);
         }
@@ -138,20 +147,37 @@ static void set_input(struct ggml_tensor *tensor, const void *data) {
     }
 }
 
+/* Each window's rows; those without a ring have one input. */
+static void fill_rows(cellkv_executor *executor, struct cellkv_graph *graph, const int32_t *cells,
+                      int32_t n_tokens) {
+    const struct ck_windows *windows = &executor->windows;
+    int64_t *rows = executor->scratch.rows;
+    bool has_cells = false;
+    for (int32_t w = 0; w < windows->n_windows; w++) {
+        const int32_t ring = windows->rings[w];
+        if (ring == 0 && has_cells) {
+            continue;
+        }
+        for (int32_t i = 0; i < n_tokens; i++) {
+            rows[i] = ck_ring_row(ring, cells[i]);
+        }
+        set_input(graph->rows[w], rows);
+        has_cells = has_cells || ring == 0;
+    }
+}
+
 static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
                         const cellkv_step *step, const struct slice *slice) {
     struct ck_scratch *scratch = &executor->scratch;
     const struct ck_step placed = ck_cells_step(executor->cache->cells);
-    for (int32_t i = 0; i < slice->n_tokens; i++) {
-        scratch->rows[i] = placed.cells[slice->first + i];
-    }
     set_input(graph->tokens, step->tokens + slice->first);
     set_input(graph->positions, placed.positions + slice->first);
-    set_input(graph->rows, scratch->rows);
+    fill_rows(executor, graph, placed.cells + slice->first, slice->n_tokens);
     set_input(graph->outputs, scratch->outputs);
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
         if (graph->masks[w] != NULL) {
-            ck_dense_render_mask(&scratch->steps[w].sight, graph->shape.extent, scratch->mask);
+            ck_dense_render_mask(&scratch->steps[w].sight, (int32_t)graph->masks[w]->ne[0],
+                                 scratch->mask);
             set_input(graph->masks[w], scratch->mask);
         }
     }
@@ -208,7 +234,11 @@ static void read_results(const cellkv_executor *executor, const struct cellkv_gr
 static struct ck_shape find_shape(const cellkv_executor *executor, const struct slice *slice) {
     struct ck_shape shape = {.n_tokens = slice->n_tokens, .n_outputs = slice->n_outputs};
     if (executor->strategy == CELLKV_STRATEGY_DENSE) {
-        shape.extent = ck_pad_rows(ck_cells_extent(executor->cache->cells));
+        const int32_t extent = ck_pad_rows(ck_cells_extent(executor->cache->cells));
+        for (int32_t w = 0; w < executor->windows.n_windows; w++) {
+            const int32_t read = ck_windows_extent(&executor->windows, w, extent);
+            shape.extent = read > shape.extent ? read : shape.extent;
+        }
         return shape;
     }
     shape.n_parts = MIN_PARTS;
@@ -253,9 +283,15 @@ static void zero_freed_rows(cellkv_executor *executor) {
     if (executor->strategy != CELLKV_STRATEGY_DENSE) {
         return;
     }
+    const cellkv_cache *cache = executor->cache;
     const int32_t *freed;
-    const int32_t n = ck_cells_take_freed(executor->cache->cells, &freed);
-    ck_storage_zero_rows(executor->cache->storage, freed, n);
+    const int32_t n = ck_cells_take_freed(cache->cells, &freed);
+    if (cache->kind != CELLKV_CACHE_SEQUENCE) {
+        ck_storage_zero_rows(cache->storage, freed, n);
+    } else if (n > 0) {
+        ck_storage_zero_positions(cache->storage, ck_cells_step(cache->cells).positions[0],
+                                  freed[n - 1] + 1, ck_cells_written(cache->cells));
+    }
 }
 
 /* Room for the placed step. */
@@ -302,6 +338,7 @@ static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *st
             return status;
         }
         *began = true;
+        ck_cells_begin_write(executor->cache->cells, slice.first, slice.n_tokens);
         fill_inputs(executor, graph, step, &slice);
         status = compute(executor, graph);
         if (status != CELLKV_OK) {

@@ -6,6 +6,7 @@
 
 #include "cells/error.h"
 #include "cells/memory.h"
+#include "cells/ring.h"
 #include "storage/device.h"
 #include "storage/huge_pages.h"
 
@@ -13,7 +14,7 @@ _Static_assert((int)CELLKV_TYPE_F32 == (int)GGML_TYPE_F32, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_F16 == (int)GGML_TYPE_F16, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_BF16 == (int)GGML_TYPE_BF16, "types are ggml's");
 
-/* One generation of tensors, all of the same number of rows. */
+/* One generation of tensors. */
 struct tensors {
     struct ggml_context *context; /* NULL: nothing is allocated */
     ggml_backend_buffer_t buffer;
@@ -24,13 +25,24 @@ struct tensors {
 struct ck_storage {
     ggml_backend_dev_t device;
     int32_t n_layers;
-    const cellkv_layer *layers; /* the cache's */
-    int32_t capacity;
-    int32_t rows; /* logical; the tensors have ck_pad_rows(rows) */
+    const cellkv_layer *layers; /* the cache's, */
+    const int32_t *rings;       /* likewise */
+    int32_t most_rows;          /* that any layer may have */
+    int32_t rows;               /* logical; the tensors have padded_rows(rows) */
     struct tensors tensors;
     int64_t n_growths;
     int64_t generation;
 };
+
+static int32_t at_most(int64_t n, int32_t limit) {
+    return n < limit ? (int32_t)n : limit;
+}
+
+/* The rows of a layer's tensors where the longest have `rows`. */
+static int32_t padded_rows(const struct ck_storage *storage, int32_t layer, int32_t rows) {
+    const int32_t ring = storage->rings[layer];
+    return ck_pad_rows(ring > 0 ? at_most(rows, ring) : rows);
+}
 
 /* ---- tensors ---- */
 
@@ -47,7 +59,8 @@ static bool size_is_sane(const struct ck_storage *storage, int32_t rows) {
     double bytes = 0;
     for (int32_t l = 0; l < storage->n_layers; l++) {
         const cellkv_layer *layer = &storage->layers[l];
-        bytes += 4.0 * layer->n_kv_heads * ((double)layer->head_dim_k + layer->head_dim_v) * rows;
+        bytes += 4.0 * layer->n_kv_heads * ((double)layer->head_dim_k + layer->head_dim_v) *
+                 padded_rows(storage, l, rows);
     }
     return bytes < (double)(SIZE_MAX / 4);
 }
@@ -68,10 +81,11 @@ static bool tensors_describe(const struct ck_storage *storage, int32_t rows,
     for (int32_t l = 0; l < storage->n_layers; l++) {
         const cellkv_layer *layer = &storage->layers[l];
         const int64_t heads = layer->n_kv_heads;
+        const int64_t n_rows = padded_rows(storage, l, rows);
         tensors->k[l] = ggml_new_tensor_2d(tensors->context, (enum ggml_type)layer->type_k,
-                                           heads * layer->head_dim_k, rows);
+                                           heads * layer->head_dim_k, n_rows);
         tensors->v[l] = ggml_new_tensor_2d(tensors->context, (enum ggml_type)layer->type_v,
-                                           heads * layer->head_dim_v, rows);
+                                           heads * layer->head_dim_v, n_rows);
         ggml_format_name(tensors->k[l], "cells.k.%d", l);
         ggml_format_name(tensors->v[l], "cells.v.%d", l);
     }
@@ -128,19 +142,20 @@ static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows) {
     while (rows < n_rows) {
         rows *= 2;
     }
-    return rows < storage->capacity ? (int32_t)rows : storage->capacity;
+    return at_most(rows, storage->most_rows);
 }
 
-/* Replaces the tensors by ones of `padded` rows: allocate all, copy all, then swap. */
-static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded) {
+/* Replaces the tensors by ones of so many rows: allocate all, copy all, then swap. */
+static cellkv_status replace_tensors(struct ck_storage *storage, int32_t rows) {
     struct tensors grown;
-    if (!tensors_new(storage, padded, &grown)) {
+    if (!tensors_new(storage, rows, &grown)) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s",
-                       padded, ggml_backend_dev_name(storage->device));
+                       ck_pad_rows(rows), ggml_backend_dev_name(storage->device));
     }
     if (storage->tensors.buffer != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
         tensors_free(&grown);
-        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot grow to %d rows", padded);
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot grow to %d rows",
+                       ck_pad_rows(rows));
     }
     tensors_free(&storage->tensors);
     storage->tensors = grown;
@@ -148,9 +163,22 @@ static cellkv_status replace_tensors(struct ck_storage *storage, int32_t padded)
     return CELLKV_OK;
 }
 
+/* Whether any layer's tensors are too short for so many rows. */
+static bool is_short(const struct ck_storage *storage, int32_t rows) {
+    if (storage->rows == 0) {
+        return true;
+    }
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        if (padded_rows(storage, l, rows) > padded_rows(storage, l, storage->rows)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static cellkv_status set_rows(struct ck_storage *storage, int32_t rows) {
-    if (storage->rows == 0 || ck_pad_rows(rows) > ck_pad_rows(storage->rows)) {
-        cellkv_status status = replace_tensors(storage, ck_pad_rows(rows));
+    if (is_short(storage, rows)) {
+        cellkv_status status = replace_tensors(storage, rows);
         if (status != CELLKV_OK) {
             return status;
         }
@@ -160,7 +188,7 @@ static cellkv_status set_rows(struct ck_storage *storage, int32_t rows) {
 }
 
 cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
-    assert(n_rows <= storage->capacity);
+    n_rows = at_most(n_rows, storage->most_rows); /* the others lie in rings */
     if (n_rows <= storage->rows) {
         return CELLKV_OK;
     }
@@ -172,13 +200,11 @@ cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows) {
 
 /* ---- rows ---- */
 
-static void zero_run(struct ck_storage *storage, int32_t first, int32_t n) {
-    for (int32_t l = 0; l < storage->n_layers; l++) {
-        struct ggml_tensor *both[2] = {storage->tensors.k[l], storage->tensors.v[l]};
-        for (int i = 0; i < 2; i++) {
-            ggml_backend_tensor_memset(both[i], 0, (size_t)first * both[i]->nb[1],
-                                       (size_t)n * both[i]->nb[1]);
-        }
+static void zero_run(struct ck_storage *storage, int32_t layer, int32_t first, int32_t n) {
+    struct ggml_tensor *both[2] = {storage->tensors.k[layer], storage->tensors.v[layer]};
+    for (int i = 0; i < 2; i++) {
+        ggml_backend_tensor_memset(both[i], 0, (size_t)first * both[i]->nb[1],
+                                   (size_t)n * both[i]->nb[1]);
     }
 }
 
@@ -192,7 +218,38 @@ void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32
         while (end < n && rows[end] == rows[end - 1] + 1) {
             end++;
         }
-        zero_run(storage, rows[begin], end - begin);
+        for (int32_t l = 0; l < storage->n_layers; l++) {
+            zero_run(storage, l, rows[begin], end - begin);
+        }
+    }
+}
+
+/* The rows of positions [first, last), at most a ring full. */
+static void zero_in_ring(struct ck_storage *storage, int32_t layer, int32_t first, int32_t last) {
+    const int32_t ring = storage->rings[layer];
+    while (first < last) {
+        const int32_t row = ck_ring_row(ring, first);
+        const int32_t n = ring > 0 ? at_most(last - first, ring - row) : last - first;
+        zero_run(storage, layer, row, n);
+        first += n;
+    }
+}
+
+/* In a ring, positions from max(ring, written) on have never been written, or lie in rows that hold
+ * others by now: either their own last ones, which are among those that are zeroed, or positions
+ * below `end`. Those from `end` on up to there are in rows of their own. */
+void ck_storage_zero_positions(struct ck_storage *storage, int32_t end, int32_t freed_end,
+                               int32_t written) {
+    for (int32_t l = 0; l < storage->n_layers; l++) {
+        const int32_t ring = storage->rings[l];
+        int32_t last = freed_end;
+        if (ring == 0 || ring > storage->rows) { /* not all allocated: nothing came round yet */
+            last = at_most(last, storage->rows);
+        }
+        if (ring > 0) {
+            last = at_most(last, written > ring ? written : ring);
+        }
+        zero_in_ring(storage, l, end, last);
     }
 }
 
@@ -266,6 +323,15 @@ static cellkv_status storage_check_types(const struct ck_storage *storage) {
     return CELLKV_OK;
 }
 
+static int32_t most_rows(const cellkv_cache *cache, int32_t capacity) {
+    int32_t most = 1;
+    for (int32_t l = 0; l < cache->n_layers; l++) {
+        const int32_t rows = cache->rings[l] > 0 ? cache->rings[l] : capacity;
+        most = rows > most ? rows : most;
+    }
+    return most;
+}
+
 cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache) {
     ggml_backend_dev_t device;
     cellkv_status status = ck_device_find(config->device, &device);
@@ -279,10 +345,11 @@ cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *
     storage->device = device;
     storage->n_layers = cache->n_layers;
     storage->layers = cache->layers;
-    storage->capacity = config->capacity;
+    storage->rings = cache->rings;
+    storage->most_rows = most_rows(cache, config->capacity);
     status = storage_check_types(storage);
     if (status == CELLKV_OK && config->initial_rows > 0) {
-        status = set_rows(storage, config->initial_rows);
+        status = set_rows(storage, at_most(config->initial_rows, storage->most_rows));
     }
     if (status != CELLKV_OK) {
         storage_free(storage);

@@ -2,7 +2,8 @@
  *
  * Per layer K [n_kv_heads * head_dim_k, rows] and V [n_kv_heads * head_dim_v, rows]. `rows` is the
  * logical count; beneath it the tensors are padded to CK_ROW_PADDING, so that attention can read
- * whole blocks. Every row is zero until it is written, padding included. */
+ * whole blocks. Every row is zero until it is written, padding included. A layer with a ring (kind
+ * sequence, see cells/ring.h) never has more rows than that. */
 #ifndef CELLKV_STORAGE_STORAGE_H
 #define CELLKV_STORAGE_STORAGE_H
 
@@ -25,12 +26,20 @@ static inline int32_t ck_pad_rows(int32_t rows) {
 /* The builder of backend "ggml" (see cells/registry.h). */
 cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache);
 
-/* Makes room for rows [0, n_rows): grows by doubling up to capacity, keeping every row's bytes.
+/* Makes room for cells [0, n_rows): grows by doubling up to the rows of the longest layer, keeping
+ * every row's bytes.
  * Returns CELLKV_OK, or CELLKV_ERROR_OUT_OF_MEMORY with nothing changed. */
 cellkv_status ck_storage_reserve(struct ck_storage *storage, int32_t n_rows);
 
-/* Zeroes these rows, ascending, of every layer. Rows not allocated yet are passed over. */
+/* Zeroes these rows, ascending, of every layer; not for kind sequence. Rows not allocated yet are
+ * passed over. */
 void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32_t n_rows);
+
+/* Kind sequence, whose next token stands at `end`: zeroes what positions in [end, freed_end) have
+ * left behind, some of which were freed, in rows that hold no position below `end`. `written` as
+ * ck_cells_written. Rows not allocated yet are passed over. */
+void ck_storage_zero_positions(struct ck_storage *storage, int32_t end, int32_t freed_end,
+                               int32_t written);
 
 struct ggml_tensor *ck_storage_k(const struct ck_storage *storage, int32_t layer);
 struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer);

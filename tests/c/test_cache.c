@@ -70,6 +70,7 @@ static void test_default_config_needs_layers_only(void) {
     CHECK_EQUAL(config.capacity, 4096);
     CHECK_EQUAL(config.max_seqs, 64);
     CHECK_EQUAL(config.initial_rows, 256);
+    CHECK_EQUAL(config.max_step, 512);
     CHECK_EQUAL(config.n_layers, 0);
     CHECK(!config.layers && !config.device);
     check_invalid(config, "n_layers is 0");
@@ -95,6 +96,9 @@ static void test_fields_outside_their_range_are_refused(void) {
         {offsetof(cellkv_cache_config, max_seqs), CELLKV_MAX_SEQS + 1, "max_seqs is 65536"},
         {offsetof(cellkv_cache_config, initial_rows), -1, "initial_rows is -1, not in [0, 8]"},
         {offsetof(cellkv_cache_config, initial_rows), 9, "initial_rows is 9, not in [0, 8]"},
+        {offsetof(cellkv_cache_config, max_step), 0, "max_step is 0, not in [1, 1073741824]"},
+        {offsetof(cellkv_cache_config, max_step), -1, "max_step is -1"},
+        {offsetof(cellkv_cache_config, max_step), CELLKV_MAX_CAPACITY + 1, "max_step is"},
         {offsetof(cellkv_cache_config, n_layers), -1, "n_layers is -1, not in [0,"},
         {offsetof(cellkv_cache_config, n_layers), 1, "layers is NULL"},
     };
@@ -130,14 +134,11 @@ static void test_layers_outside_their_range_are_refused(void) {
 static void test_what_nothing_builds_is_refused(void) {
     cellkv_layer layer = {1, 1, 1, 0, CELLKV_TYPE_F32, CELLKV_TYPE_F32};
     cellkv_cache_config config = small_config(8, 2);
-    config.kind = CELLKV_CACHE_SEQUENCE;
-    check_no_cache(config, CELLKV_ERROR_NO_BUILDER,
-                   "nothing builds kind sequence for backend \"cells\"");
-    config = small_config(8, 2);
     config.backend = "abacus";
     config.n_layers = 1;
     config.layers = &layer;
-    check_no_cache(config, CELLKV_ERROR_NO_BUILDER, "backend \"abacus\"");
+    check_no_cache(config, CELLKV_ERROR_NO_BUILDER,
+                   "nothing builds kind batched for backend \"abacus\"");
 }
 
 static void test_both_batched_kinds_are_built(void) {

@@ -197,6 +197,10 @@ static cellkv_status do_rewind(struct scene *scene) {
     return cellkv_cache_rewind(scene->cache, scene->seqs[0], 1);
 }
 
+static cellkv_status do_extend(struct scene *scene) {
+    return cellkv_cache_extend(scene->cache, scene->seqs[0], WIDE, NULL);
+}
+
 static cellkv_status do_remove(struct scene *scene) {
     return cellkv_cache_remove(scene->cache, scene->seqs[0], 1, CELLKV_UNSET);
 }
@@ -233,6 +237,7 @@ static void test_failed_allocation_changes_nothing(void) {
         CHECK_EQUAL(check_every_failure(do_open, is_placed), 0);
         CHECK_EQUAL(check_every_failure(do_clone, is_placed), 1);
         CHECK_EQUAL(check_every_failure(do_declare, is_placed), 1);
+        CHECK_EQUAL(check_every_failure(do_extend, is_placed), 1);
         CHECK_EQUAL(check_every_failure(do_begin_step, is_placed), 3); /* the step, two lists */
         CHECK_EQUAL(check_every_failure(do_close, is_placed), 0);
     }
@@ -286,9 +291,10 @@ static void test_failed_place_keeps_the_declaration(void) {
     }
 }
 
-static void test_cache_that_cannot_be_made_leaves_nothing_behind(void) {
-    cellkv_layer layer = {1, 1, 1, 0, CELLKV_TYPE_F32, CELLKV_TYPE_F32};
+static void check_making(cellkv_cache_kind kind) {
+    cellkv_layer layer = {1, 1, 1, 4, CELLKV_TYPE_F32, CELLKV_TYPE_F32};
     cellkv_cache_config config = small_config(1000, 8);
+    config.kind = kind;
     config.n_layers = 1;
     config.layers = &layer;
     for (int n = 0;; n++) {
@@ -304,6 +310,11 @@ static void test_cache_that_cannot_be_made_leaves_nothing_behind(void) {
         CHECK_REFUSED(status, CELLKV_ERROR_OUT_OF_MEMORY, "no memory for");
         CHECK(cache == NULL);
     }
+}
+
+static void test_cache_that_cannot_be_made_leaves_nothing_behind(void) {
+    check_making(CELLKV_CACHE_BATCHED);
+    check_making(CELLKV_CACHE_SEQUENCE);
 }
 
 static void test_cache_that_cannot_be_published_stays_unpublished(void) {

@@ -240,6 +240,48 @@ static void test_many_threads_share_the_registry(void) {
     printf("  refused as busy: %d\n", atomic_load(&n_refused));
 }
 
+enum { N_PUBLISHERS = 64 };
+
+static atomic_bool may_publish;
+static cellkv_cache *published_by_all;
+
+struct publisher {
+    cellkv_cache *own;
+    int64_t own_key, common_key;
+};
+
+static void *publish_both(void *argument) {
+    struct publisher *publisher = argument;
+    while (!atomic_load(&may_publish)) {
+    }
+    publisher->own_key = publish(publisher->own);
+    publisher->common_key = publish(published_by_all);
+    return NULL;
+}
+
+static void test_threads_that_publish_at_once_get_keys_of_their_own(void) {
+    pthread_t threads[N_PUBLISHERS];
+    struct publisher publishers[N_PUBLISHERS];
+    published_by_all = new_cache(4, 1);
+    for (int i = 0; i < N_PUBLISHERS; i++) {
+        publishers[i].own = new_cache(4, 1);
+        CHECK(pthread_create(&threads[i], NULL, publish_both, &publishers[i]) == 0);
+    }
+    atomic_store(&may_publish, true);
+    for (int i = 0; i < N_PUBLISHERS; i++) {
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+    for (int i = 0; i < N_PUBLISHERS; i++) {
+        CHECK_EQUAL(publishers[i].common_key, publishers[0].common_key);
+        CHECK(find(publishers[i].own_key) == publishers[i].own);
+        cellkv_cache_free(publishers[i].own);
+        cellkv_cache_free(publishers[i].own);
+        check_unknown_key(publishers[i].own_key);
+    }
+    cellkv_cache_free(published_by_all);
+    check_unknown_key(publishers[0].common_key);
+}
+
 /* Several threads free the last user references of one cache: exactly one of them destroys it. */
 static void *free_reference(void *cache) {
     cellkv_cache_free(cache);
@@ -275,6 +317,7 @@ int main(void) {
     RUN(test_many_keys_are_told_apart);
     RUN(test_storage_is_asked_for_figures_and_freed_with_its_cache);
     RUN(test_many_threads_share_the_registry);
+    RUN(test_threads_that_publish_at_once_get_keys_of_their_own);
     RUN(test_last_of_many_threads_frees_the_cache);
     return 0;
 }
