@@ -13,17 +13,22 @@ CK_INLINE void find_rows(const struct ck_tile *tile, int32_t first, const char *
 CK_INLINE void add_products(const char *const rows[4], enum ck_row_type type, const float *queries,
                             int32_t width, int32_t begin, int32_t n_rows, bool half,
                             vec sums[FEW_BLOCK][4]) {
-    vec query[FEW_BLOCK];
+    int32_t n_parts = vectors_at_once(type);
     UNROLLED
-    for (int32_t r = 0; r < n_rows; r++) {
-        query[r] = load_part(queries + (size_t)r * (size_t)width + begin, half);
-    }
-    UNROLLED
-    for (int32_t c = 0; c < 4; c++) {
-        vec k = row_part(rows[c], type, begin, half);
+    for (int32_t part = 0; part < n_parts; part++) {
+        const float *from = queries + begin + part * LANES;
+        vec query[FEW_BLOCK];
         UNROLLED
         for (int32_t r = 0; r < n_rows; r++) {
-            sums[r][c] = vec_fma(k, query[r], sums[r][c]);
+            query[r] = load_part(from + (size_t)r * (size_t)width, half);
+        }
+        UNROLLED
+        for (int32_t c = 0; c < 4; c++) {
+            vec k = row_part(rows[c], type, begin, part, half);
+            UNROLLED
+            for (int32_t r = 0; r < n_rows; r++) {
+                sums[r][c] = vec_fma(k, query[r], sums[r][c]);
+            }
         }
     }
 }
@@ -36,8 +41,8 @@ CK_INLINE void score_four(const char *const rows[4], enum ck_row_type type, cons
     for (int32_t r = 0; r < n_rows; r++) {
         sums[r][0] = sums[r][1] = sums[r][2] = sums[r][3] = vec_zero();
     }
-    int32_t begin = 0;
-    for (; begin + LANES <= width; begin += LANES) {
+    int32_t begin = 0, step = vectors_at_once(type) * LANES;
+    for (; begin + step <= width; begin += step) {
         add_products(rows, type, queries, width, begin, n_rows, false, sums);
     }
     if (LANES > 8 && begin < width) {
@@ -106,8 +111,6 @@ CK_INLINE void scores(const struct ck_tile *k, enum ck_row_type type, const floa
     }
 }
 
-enum { VALUE_VECTORS = 4 };
-
 /* What `values` works on, for some of its query rows and columns from `begin`. */
 struct value_block {
     const struct ck_tile *v;
@@ -139,7 +142,7 @@ CK_INLINE void add_weighted(const struct value_block *block, enum ck_row_type ty
         const char *row = ck_row(v, v->cells[c]);
         UNROLLED
         for (int32_t i = 0; i < n_vectors; i++) {
-            vec x = row_part(row, type, block->begin + i * LANES, half);
+            vec x = row_part(row, type, block->begin, i, half);
             UNROLLED
             for (int32_t r = 0; r < n_rows; r++) {
                 vec weight = vec_all(block->weights[(size_t)r * CK_TILE + (size_t)c]);
@@ -204,6 +207,8 @@ CK_INLINE void values(const struct ck_tile *v, enum ck_row_type type, const floa
     int32_t part = even_part(n_rows, FEW_BLOCK);
     int32_t n_vectors = v->width / LANES;
     int32_t vectors_part = n_vectors ? even_part(n_vectors, VALUE_VECTORS) : 0;
+    int32_t together = smaller_of(vectors_at_once(type), VALUE_VECTORS);
+    vectors_part = (vectors_part + together - 1) / together * together;
     struct ck_prefetch upcoming = ck_prefetch_begin(v, type, v->n_cells);
     for (int32_t begin = 0; begin < v->width;) {
         int32_t vectors = smaller_of(vectors_part, n_vectors - begin / LANES);
