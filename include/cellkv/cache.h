@@ -45,7 +45,8 @@ typedef enum cellkv_cache_kind {
  *
  *  Q8_0 and Q4_0 store 32 neighbours of a head as one block: integers of 8 or 4 bits and a half
  *  float that they share as their scale, 34 or 18 bytes. They need head widths that are multiples
- *  of 32. What is written is rounded; a block's error is in proportion to its largest value. */
+ *  of 32. What is written is rounded, in proportion to the largest value of the block; one that is
+ *  not finite spoils its block. */
 typedef enum cellkv_type {
     CELLKV_TYPE_F32 = 0,
     CELLKV_TYPE_F16 = 1,
