@@ -71,17 +71,21 @@ CK_INLINE int32_t vectors_at_once(enum ck_row_type type) {
     return ck_is_in_blocks(type) ? CK_BLOCK / LANES : 1;
 }
 
-/* Vector `part`, a constant, from element `begin` on: where a block begins, or in small lanes, half
- * a block. */
+/* Vector `part`, a constant, of a row from element `begin` on, which is at `at`: where a block
+ * begins, or in small lanes, half a block. */
+CK_INLINE vec part_at(const char *at, enum ck_row_type type, int32_t begin, int32_t part,
+                      bool half) {
+    const char *from = at + ck_row_bytes(type, part * LANES);
+    if (ck_is_in_blocks(type)) {
+        part = (BLOCKS_ARE_WHOLE ? part : begin / LANES + part) % (CK_BLOCK / LANES);
+        return vec_block(from, type, part, vec_block_scale(from));
+    }
+    return half ? vec_row_half(from, type) : vec_row(from, type);
+}
+
 CK_INLINE vec row_part(const char *row, enum ck_row_type type, int32_t begin, int32_t part,
                        bool half) {
-    if (ck_is_in_blocks(type)) {
-        const char *block = row + ck_row_bytes(type, begin + part * LANES);
-        part = (BLOCKS_ARE_WHOLE ? part : begin / LANES + part) % (CK_BLOCK / LANES);
-        return vec_block(block, type, part, vec_block_scale(block));
-    }
-    const char *from = row + ck_row_bytes(type, begin + part * LANES);
-    return half ? vec_row_half(from, type) : vec_row(from, type);
+    return part_at(row + ck_row_bytes(type, begin), type, begin, part, half);
 }
 
 #include "attention/kernels/simd_few.h"

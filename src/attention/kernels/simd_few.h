@@ -125,7 +125,8 @@ CK_INLINE void add_weighted(const struct value_block *block, enum ck_row_type ty
                             int32_t n_vectors, bool half) {
     const struct ck_tile *v = block->v;
     float *to = block->sums + block->begin;
-    size_t width = (size_t)v->width;
+    size_t width = (size_t)v->width, stride = v->stride;
+    const char *columns = v->rows + ck_row_bytes(type, block->begin);
     vec sums[FEW_BLOCK][VALUE_VECTORS];
     UNROLLED
     for (int32_t r = 0; r < n_rows; r++) {
@@ -139,10 +140,10 @@ CK_INLINE void add_weighted(const struct value_block *block, enum ck_row_type ty
         if (block->prefetch) {
             ck_prefetch_share(block->prefetch);
         }
-        const char *row = ck_row(v, v->cells[c]);
+        const char *at = columns + (size_t)v->cells[c] * stride;
         UNROLLED
         for (int32_t i = 0; i < n_vectors; i++) {
-            vec x = row_part(row, type, block->begin, i, half);
+            vec x = part_at(at, type, block->begin, i, half);
             UNROLLED
             for (int32_t r = 0; r < n_rows; r++) {
                 vec weight = vec_all(block->weights[(size_t)r * CK_TILE + (size_t)c]);
