@@ -15,19 +15,15 @@ CK_INLINE void add_products(const char *const rows[4], enum ck_row_type type, co
                             vec sums[FEW_BLOCK][4]) {
     int32_t n_parts = vectors_at_once(type);
     UNROLLED
-    for (int32_t part = 0; part < n_parts; part++) {
-        const float *from = queries + begin + part * LANES;
-        vec query[FEW_BLOCK];
+    for (int32_t c = 0; c < 4; c++) {
         UNROLLED
-        for (int32_t r = 0; r < n_rows; r++) {
-            query[r] = load_part(from + (size_t)r * (size_t)width, half);
-        }
-        UNROLLED
-        for (int32_t c = 0; c < 4; c++) {
+        for (int32_t part = 0; part < n_parts; part++) {
+            const float *from = queries + begin + part * LANES;
             vec k = row_part(rows[c], type, begin, part, half);
             UNROLLED
             for (int32_t r = 0; r < n_rows; r++) {
-                sums[r][c] = vec_fma(k, query[r], sums[r][c]);
+                vec query = load_part(from + (size_t)r * (size_t)width, half);
+                sums[r][c] = vec_fma(k, query, sums[r][c]);
             }
         }
     }
@@ -45,7 +41,7 @@ CK_INLINE void score_four(const char *const rows[4], enum ck_row_type type, cons
     for (; begin + step <= width; begin += step) {
         add_products(rows, type, queries, width, begin, n_rows, false, sums);
     }
-    if (LANES > 8 && begin < width) {
+    if (LANES > 8 && !ck_is_in_blocks(type) && begin < width) {
         add_products(rows, type, queries, width, begin, n_rows, true, sums);
     }
     UNROLLED
@@ -164,7 +160,7 @@ CK_INLINE void value_columns(const struct value_block *block, enum ck_row_type t
                              int32_t n_vectors) {
     switch (n_vectors) {
     case 0: /* what is left is half a vector */
-        if (LANES > 8) {
+        if (LANES > 8 && !ck_is_in_blocks(type)) {
             add_weighted(block, type, n_rows, 1, true);
         }
         break;

@@ -50,7 +50,7 @@ CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *pac
                 }
             }
         }
-        if (LANES > 8 && begin < k->width) {
+        if (LANES > 8 && !ck_is_in_blocks(type) && begin < k->width) {
             ck_prefetch_share(&upcoming);
             pack_square(rows, type, n_cells, begin, 0, true, packed + c);
         }
@@ -79,7 +79,7 @@ CK_INLINE bool pack_v(const struct ck_tile *v, enum ck_row_type type, float *pac
                 vec_store(to + begin + part * LANES, x[part]);
             }
         }
-        if (LANES > 8 && begin < v->width) {
+        if (LANES > 8 && !ck_is_in_blocks(type) && begin < v->width) {
             vec x = row_part(row, type, begin, 0, true);
             highest = vec_highest_bits(highest, x);
             vec_store_half(to + begin, x);
