@@ -77,14 +77,14 @@ class Case(NamedTuple):
         """Cells in use after the step."""
         return self.shared + self.n_seqs * (self.context - self.shared + self.n_new)
 
-    def n_bytes(self, shape: Shape, n_bytes_each: int = 2) -> int:
+    def n_bytes(self, shape: Shape, n_bytes_each: float = 2) -> int:
         """K and V that the step's queries see, each row once."""
         n_rows = 0
         for window in shape.windows:
             first = max(0, self.context - window + 1) if window else 0
             n_rows += max(0, self.shared - first)
             n_rows += self.n_seqs * (self.context + self.n_new - max(self.shared, first))
-        return n_rows * shape.n_kv_heads * 2 * shape.width * n_bytes_each
+        return int(n_rows * shape.n_kv_heads * 2 * shape.width * n_bytes_each)
 
     def n_flops(self, shape: Shape) -> int:
         """The step's multiplications and additions: K with a query, V with a weight."""

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+
+import c_library
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 
 def round_to(values: Floats, type_name: str) -> Doubles:
-    """`values` as they come back from storage in that type: "f32", "f16" or "bf16"."""
+    """`values` as they come back from storage in that type. Blocks are of the last axis."""
     values = np.asarray(values, np.float32)
+    if type_name in ("q8_0", "q4_0"):
+        return c_library.as_stored(values, type_name)
     if type_name == "f16":
         values = values.astype(np.float16).astype(np.float32)
     elif type_name == "bf16":
@@ -66,6 +71,14 @@ class LayerTables:
     scale: float = 1.0
     soft_cap: float = 0.0
     sinks: Floats | None = None  # [n_heads]
+    _stored: dict[str, Doubles] = field(default_factory=dict, repr=False, compare=False)
+
+    def stored(self, of: Literal["k", "v"], type_name: str) -> Doubles:
+        """The whole table as it comes back from storage; the tables must not change after it."""
+        key = f"{of} {type_name}"
+        if key not in self._stored:
+            self._stored[key] = round_to(getattr(self, of), type_name)
+        return self._stored[key]
 
 
 @dataclass
@@ -101,8 +114,8 @@ class Sequence:
             rows.append(
                 attention(
                     layer.q[self.tokens[pos]].astype(np.float64),
-                    round_to(layer.k[seen], type_k),
-                    round_to(layer.v[seen], type_v),
+                    layer.stored("k", type_k)[seen],
+                    layer.stored("v", type_v)[seen],
                     layer.scale,
                     layer.soft_cap,
                     None if layer.sinks is None else layer.sinks.astype(np.float64),

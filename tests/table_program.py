@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import os
-from pathlib import Path
 
 import numpy as np
 
+import c_library
 from cellkv import Layer, _lib
 from oracle import LayerTables
 
@@ -45,27 +44,18 @@ class _CLayer(ctypes.Structure):
     )
 
 
-def _load() -> ctypes.CDLL:
-    """The library of test programs: built beside the library under test, or one with it."""
-    path = Path(os.environ["CELLKV_LIBRARY"]).absolute()
-    if "table_program" not in path.name:
-        path = path.parent.parent / "tests" / "c" / f"libtable_program{path.suffix}"
-    library = ctypes.CDLL(str(path))
-    library.table_program_new.restype = ctypes.c_void_p
-    library.table_program_new.argtypes = (
-        ctypes.c_char_p,
-        ctypes.c_int32,
-        ctypes.POINTER(_CLayer),
-        ctypes.c_int32,
-    )
-    library.table_program_free.argtypes = (ctypes.c_void_p,)
-    library.table_program_interface.restype = ctypes.c_void_p
-    library.table_program_interface.argtypes = (ctypes.c_void_p,)
-    library.table_program_set_fault.argtypes = (ctypes.c_void_p, ctypes.c_int)
-    return library
-
-
-_library = _load()
+_library = c_library.library
+_library.table_program_new.restype = ctypes.c_void_p
+_library.table_program_new.argtypes = (
+    ctypes.c_char_p,
+    ctypes.c_int32,
+    ctypes.POINTER(_CLayer),
+    ctypes.c_int32,
+)
+_library.table_program_free.argtypes = (ctypes.c_void_p,)
+_library.table_program_interface.restype = ctypes.c_void_p
+_library.table_program_interface.argtypes = (ctypes.c_void_p,)
+_library.table_program_set_fault.argtypes = (ctypes.c_void_p, ctypes.c_int)
 
 
 def n_alive() -> int:

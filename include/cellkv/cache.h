@@ -57,18 +57,25 @@ typedef enum cellkv_cache_kind {
     CELLKV_CACHE_BATCHED_CELL = 2 /* many sequences over one pool of cells */
 } cellkv_cache_kind;
 
-/** Element type of stored K or V. The values are those of ggml's enum ggml_type. */
+/** Element type of stored K or V. The values are those of ggml's enum ggml_type.
+ *
+ *  Q8_0 and Q4_0 store 32 neighbours of a head as one block: integers of 8 or 4 bits and a half
+ *  float that they share as their scale, 34 or 18 bytes. They need head widths that are multiples
+ *  of 32. What is written is rounded, in proportion to the largest value of the block; one that is
+ *  not finite spoils its block. */
 typedef enum cellkv_type {
     CELLKV_TYPE_F32 = 0,
     CELLKV_TYPE_F16 = 1,
+    CELLKV_TYPE_Q4_0 = 2,
+    CELLKV_TYPE_Q8_0 = 8,
     CELLKV_TYPE_BF16 = 30
 } cellkv_type;
 
 /** One layer's shape: what a cell stores there, and how far back a query sees. */
 typedef struct cellkv_layer {
     int32_t n_kv_heads; /* 1 .. CELLKV_MAX_WIDTH */
-    int32_t head_dim_k; /* floats per K head, 1 .. CELLKV_MAX_WIDTH */
-    int32_t head_dim_v; /* floats per V head, likewise */
+    int32_t head_dim_k; /* values per K head, 1 .. CELLKV_MAX_WIDTH, in whole blocks of type_k */
+    int32_t head_dim_v; /* values per V head, likewise */
     int32_t window;     /* a query at p sees positions > p - window; 0: no window */
     cellkv_type type_k;
     cellkv_type type_v;
@@ -118,10 +125,10 @@ CELLKV_API cellkv_status cellkv_cache_kind_by_name(const char *name, cellkv_cach
  *  @param config   what to make; borrowed, strings and layers are copied
  *  @param cache    receives the cache, the caller's to free
  *  @return    CELLKV_OK;
- *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, a wrong `size`, or a field outside its range;
+ *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, a wrong `size`, a field outside its range, or a
+ *             head width that its type's blocks do not divide (the message names layer and width);
  *             CELLKV_ERROR_NO_BUILDER: nothing builds this kind for this backend;
  *             CELLKV_ERROR_UNKNOWN_DEVICE: `device` names none;
- *             CELLKV_ERROR_UNSUPPORTED: a layer's type or width cannot be stored on the device;
  *             CELLKV_ERROR_OUT_OF_MEMORY
  *  On failure: *cache is unchanged.  Cost: O(capacity) once.  Threads: any.
  */

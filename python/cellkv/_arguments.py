@@ -16,7 +16,7 @@ Ints: TypeAlias = "npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]"
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
-TYPES = {"f32": 0, "f16": 1, "bf16": 30}
+TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
 
 
 def as_int(value: SupportsIndex, name: str, dtype: type[np.integer[Any]] = np.int32) -> int:

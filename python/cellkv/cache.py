@@ -17,7 +17,7 @@ from ._lib import UNSET, check, lib
 from ._owned import Owned, Owner
 from .errors import InvalidArgumentError, OutOfCellsError
 
-TypeName: TypeAlias = Literal["f32", "f16", "bf16"]
+TypeName: TypeAlias = Literal["f32", "f16", "bf16", "q8_0", "q4_0"]
 KindName: TypeAlias = Literal["sequence", "batched", "batched_cell"]
 
 
@@ -44,8 +44,9 @@ class CacheKind(enum.IntEnum):
 class Layer(NamedTuple):
     """One layer's shape: what a cell stores there, and how far back a query sees.
 
-    `head_dim_k`, `head_dim_v` are floats per head; a query at position p sees positions
-    > p - `window`, all earlier ones when `window` is 0; the types are "f32", "f16" or "bf16".
+    `head_dim_k`, `head_dim_v` are values per head; a query at position p sees positions
+    > p - `window`, all earlier ones when `window` is 0; the types are "f32", "f16", "bf16", or
+    "q8_0" and "q4_0", which need widths that are multiples of 32.
     """
 
     n_kv_heads: int
@@ -114,9 +115,9 @@ class Cache(Owner):
         SEQUENCE, the most tokens computed at once where a layer has a window; default 512.
         `device`: which ggml device holds the rows; default the best one.
 
-        InvalidArgumentError: a field outside its range. NoBuilderError: nothing builds this kind
-        for this backend. UnknownDeviceError: `device`. UnsupportedError: the device cannot store a
-        layer. OutOfMemoryError.
+        InvalidArgumentError: a field outside its range, or a width that is no multiple of its
+        type's blocks. NoBuilderError: nothing builds this kind for this backend.
+        UnknownDeviceError: `device`. OutOfMemoryError.
         """
         config, _kept = _config(
             backend, kind, capacity, max_seqs, initial_rows, max_step, layers, device

@@ -14,7 +14,7 @@ struct ck_rows {
     const char *data; /* row 0 */
     size_t stride;    /* bytes from row to row */
     enum ck_row_type type;
-    int32_t width; /* of a head, in elements: a multiple of 8 */
+    int32_t width; /* of a head, in elements: see struct ck_tile */
     size_t head_bytes;
 };
 

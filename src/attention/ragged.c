@@ -19,6 +19,10 @@ static enum ck_row_type row_type(cellkv_type type) {
         return CK_ROW_F16;
     case CELLKV_TYPE_BF16:
         return CK_ROW_BF16;
+    case CELLKV_TYPE_Q8_0:
+        return CK_ROW_Q8_0;
+    case CELLKV_TYPE_Q4_0:
+        return CK_ROW_Q4_0;
     }
     return CK_N_ROW_TYPES;
 }

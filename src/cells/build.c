@@ -53,8 +53,32 @@ static cellkv_status check_field(const char *name, int32_t value, int32_t least,
                    most);
 }
 
-static bool is_type(cellkv_type type) {
-    return type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16;
+/* How many values of a head share a block of the type; 0: no type of cellkv's. */
+static int32_t block_of(cellkv_type type) {
+    switch (type) {
+    case CELLKV_TYPE_F32:
+    case CELLKV_TYPE_F16:
+    case CELLKV_TYPE_BF16:
+        return 1;
+    case CELLKV_TYPE_Q8_0:
+    case CELLKV_TYPE_Q4_0:
+        return 32;
+    }
+    return 0;
+}
+
+static cellkv_status check_type(int32_t layer, const char *what, cellkv_type type, int32_t width) {
+    int32_t block = block_of(type);
+    if (!block) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: type %d is none of cellkv's",
+                       layer, (int)type);
+    }
+    if (width % block) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
+                       "layer %d: %s is %d, its type stores blocks of %d: a multiple is needed",
+                       layer, what, width, block);
+    }
+    return CELLKV_OK;
 }
 
 static cellkv_status check_layer(const cellkv_layer *layer, int32_t index) {
@@ -73,11 +97,8 @@ static cellkv_status check_layer(const cellkv_layer *layer, int32_t index) {
                            index, fields[i].name, fields[i].value, fields[i].least, fields[i].most);
         }
     }
-    if (!is_type(layer->type_k) || !is_type(layer->type_v)) {
-        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "layer %d: type %d is none of cellkv's",
-                       index, (int)(is_type(layer->type_k) ? layer->type_v : layer->type_k));
-    }
-    return CELLKV_OK;
+    cellkv_status status = check_type(index, "head_dim_k", layer->type_k, layer->head_dim_k);
+    return status ? status : check_type(index, "head_dim_v", layer->type_v, layer->head_dim_v);
 }
 
 static cellkv_status check_layers(const cellkv_cache_config *config) {

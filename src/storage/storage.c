@@ -13,6 +13,8 @@
 _Static_assert((int)CELLKV_TYPE_F32 == (int)GGML_TYPE_F32, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_F16 == (int)GGML_TYPE_F16, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_BF16 == (int)GGML_TYPE_BF16, "types are ggml's");
+_Static_assert((int)CELLKV_TYPE_Q8_0 == (int)GGML_TYPE_Q8_0, "types are ggml's");
+_Static_assert((int)CELLKV_TYPE_Q4_0 == (int)GGML_TYPE_Q4_0, "types are ggml's");
 
 /* One generation of tensors. */
 struct tensors {
@@ -54,7 +56,8 @@ static void tensors_free(struct tensors *tensors) {
     *tensors = (struct tensors){0};
 }
 
-/* Whether all layers' rows together stay far from overflowing a size. */
+/* Whether all layers' rows together stay far from overflowing a size: no type takes more than 4
+ * bytes for a value. */
 static bool size_is_sane(const struct ck_storage *storage, int32_t rows) {
     double bytes = 0;
     for (int32_t l = 0; l < storage->n_layers; l++) {
@@ -301,28 +304,6 @@ static const struct ck_storage_class storage_class = {
     .n_growths = storage_n_growths,
 };
 
-static cellkv_status check_type(const struct ck_storage *storage, int32_t layer, cellkv_type type,
-                                const char *what) {
-    if (type == CELLKV_TYPE_F32 || type == CELLKV_TYPE_F16 || type == CELLKV_TYPE_BF16) {
-        return CELLKV_OK;
-    }
-    return ck_fail(CELLKV_ERROR_UNSUPPORTED, "layer %d: %s of type %d cannot be stored on %s",
-                   layer, what, (int)type, ggml_backend_dev_name(storage->device));
-}
-
-static cellkv_status storage_check_types(const struct ck_storage *storage) {
-    for (int32_t l = 0; l < storage->n_layers; l++) {
-        cellkv_status status = check_type(storage, l, storage->layers[l].type_k, "K");
-        if (status == CELLKV_OK) {
-            status = check_type(storage, l, storage->layers[l].type_v, "V");
-        }
-        if (status != CELLKV_OK) {
-            return status;
-        }
-    }
-    return CELLKV_OK;
-}
-
 static int32_t most_rows(const cellkv_cache *cache, int32_t capacity) {
     int32_t most = 1;
     for (int32_t l = 0; l < cache->n_layers; l++) {
@@ -347,8 +328,7 @@ cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *
     storage->layers = cache->layers;
     storage->rings = cache->rings;
     storage->most_rows = most_rows(cache, config->capacity);
-    status = storage_check_types(storage);
-    if (status == CELLKV_OK && config->initial_rows > 0) {
+    if (config->initial_rows > 0) {
         status = set_rows(storage, at_most(config->initial_rows, storage->most_rows));
     }
     if (status != CELLKV_OK) {

@@ -30,13 +30,14 @@ static void *memory(size_t bytes, int fill) {
 
 /* The few-row kernels over interleaved sequences, each thread with K and V of its own. */
 struct decode {
+    enum ck_row_type type;
     int32_t width, n_rows;
     enum { STREAM, SCORES, VALUES, WHOLE } what;
     double gigabytes_per_second, nanoseconds_per_tile;
 };
 
-static size_t row_bytes(const struct decode *decode) {
-    return (size_t)decode->width * N_HEADS * sizeof(uint16_t);
+static size_t stride_of(const struct decode *decode) {
+    return row_bytes(decode->type, decode->width) * N_HEADS;
 }
 
 static uint64_t stream(const char *from, size_t bytes) {
@@ -65,25 +66,25 @@ static void decode_tile(const struct decode *decode, struct ck_tile *k, struct c
         factors[r] = 1;
     }
     if (decode->what != VALUES) {
-        kernels->scores[CK_ROW_F16](k, queries, decode->n_rows, scores);
+        kernels->scores[decode->type](k, queries, decode->n_rows, scores);
     }
     if (decode->what == WHOLE) {
         kernels->weigh(scores, ranges, decode->n_rows, CK_TILE, 0, states, factors);
     }
     if (decode->what != SCORES) {
-        kernels->values[CK_ROW_F16](v, scores, factors, decode->n_rows, sums);
+        kernels->values[decode->type](v, scores, factors, decode->n_rows, sums);
     }
 }
 
 static void decode_all(const struct decode *decode, const char *k, const char *v,
                        const int32_t *cells, const float *queries, float *scores, float *sums) {
-    size_t head_bytes = (size_t)decode->width * sizeof(uint16_t);
+    size_t head_bytes = row_bytes(decode->type, decode->width);
     for (size_t head = 0; head < N_HEADS; head++) {
         for (int32_t first = 0; first < N_SEQUENCES * N_CELLS; first += CK_TILE) {
             bool last = first + CK_TILE == N_SEQUENCES * N_CELLS;
             struct ck_tile tile = {
                 .rows = k + head * head_bytes,
-                .stride = row_bytes(decode),
+                .stride = stride_of(decode),
                 .width = decode->width,
                 .n_cells = CK_TILE,
                 .cells = cells + first,
@@ -101,7 +102,7 @@ static void decode_all(const struct decode *decode, const char *k, const char *v
 static void *decode_thread(void *argument) {
     enum { N_PASSES = 12 };
     struct decode *decode = argument;
-    size_t bytes = row_bytes(decode) * N_SEQUENCES * N_CELLS;
+    size_t bytes = stride_of(decode) * N_SEQUENCES * N_CELLS;
     char *k = memory(bytes, 0), *v = memory(bytes, 0);
     float *queries = memory(CK_FEW_ROWS * (size_t)decode->width * 4, 0);
     float *scores = memory(CK_FEW_ROWS * CK_TILE * 4, 0);
@@ -151,14 +152,16 @@ static struct decode run_decode(struct decode decode) {
     return decode;
 }
 
-static void bench_decode(int32_t width, const int32_t *counts, int32_t n_counts) {
+static void bench_decode(enum ck_row_type type, int32_t width, const int32_t *counts,
+                         int32_t n_counts) {
     static const char *const names[] = {"", "scores", "values", "scores, weigh, values"};
-    struct decode streamed = run_decode((struct decode){.width = width, .what = STREAM});
-    printf("  streaming read of as much, width %d: %.1f GB/s\n", width,
+    struct decode streamed =
+        run_decode((struct decode){.type = type, .width = width, .what = STREAM});
+    printf("  streaming read of as much %s, width %d: %.1f GB/s\n", type_names[type], width,
            streamed.gigabytes_per_second);
     for (int32_t i = 0; i < n_counts; i++) {
         for (int what = SCORES; what <= WHOLE; what++) {
-            struct decode decode = {.width = width, .n_rows = counts[i]};
+            struct decode decode = {.type = type, .width = width, .n_rows = counts[i]};
             decode.what = what;
             decode = run_decode(decode);
             printf("  %-22s %2d rows, width %3d %8.0f ns %7.1f GB/s %4.0f %%\n", names[what],
@@ -239,33 +242,33 @@ static void bench_multiply(int32_t n_rows, int32_t n_inner, int32_t n_columns, d
     free(c);
 }
 
-static void bench_packs(int32_t width) {
+static void bench_packs(enum ck_row_type type, int32_t width) {
     enum { N_CALLS = 2000 };
     int32_t cells[CK_TILE];
     for (int32_t c = 0; c < CK_TILE; c++) {
         cells[c] = c;
     }
     size_t n = (size_t)width * CK_TILE;
-    char *rows = memory(n * 2, 0);
+    char *rows = memory(row_bytes(type, width) * CK_TILE, 0);
     float *packed = memory(n * 4, 0);
     struct ck_tile tile = {
         .rows = rows,
-        .stride = (size_t)width * 2,
+        .stride = row_bytes(type, width),
         .width = width,
         .n_cells = CK_TILE,
         .cells = cells,
     };
     double took;
-    BEST_OF(took, N_CALLS, kernels->pack_k[CK_ROW_F16](&tile, packed));
-    printf("  pack_k, width %3d %29.0f ns\n", width, took);
-    BEST_OF(took, N_CALLS, kernels->pack_v[CK_ROW_F16](&tile, packed));
-    printf("  pack_v, width %3d %29.0f ns\n", width, took);
+    BEST_OF(took, N_CALLS, kernels->pack_k[type](&tile, packed));
+    printf("  pack_k, %4s, width %3d %23.0f ns\n", type_names[type], width, took);
+    BEST_OF(took, N_CALLS, kernels->pack_v[type](&tile, packed));
+    printf("  pack_v, %4s, width %3d %23.0f ns\n", type_names[type], width, took);
     free(rows);
     free(packed);
 }
 
 /* With the rows in the innermost cache: what is left once memory is no limit. */
-static void bench_hot(int32_t width, int32_t n_rows) {
+static void bench_hot(enum ck_row_type type, int32_t width, int32_t n_rows) {
     enum { N_CALLS = 2000 };
     int32_t cells[CK_TILE];
     float factors[CK_FEW_ROWS] = {0};
@@ -273,20 +276,22 @@ static void bench_hot(int32_t width, int32_t n_rows) {
         cells[c] = c;
     }
     size_t n = (size_t)width * CK_TILE;
-    char *rows = memory(n * 2, 0);
+    char *rows = memory(row_bytes(type, width) * CK_TILE, 0);
     float *queries = memory(n * 4, 0), *scores = memory(n * 4, 0);
     struct ck_tile tile = {
         .rows = rows,
-        .stride = (size_t)width * 2,
+        .stride = row_bytes(type, width),
         .width = width,
         .n_cells = CK_TILE,
         .cells = cells,
     };
     double took;
-    BEST_OF(took, N_CALLS, kernels->scores[CK_ROW_F16](&tile, queries, n_rows, scores));
-    printf("  scores, %2d rows of width %3d, in cache %6.0f ns\n", n_rows, width, took);
-    BEST_OF(took, N_CALLS, kernels->values[CK_ROW_F16](&tile, scores, factors, n_rows, queries));
-    printf("  values, %2d rows of width %3d, in cache %6.0f ns\n", n_rows, width, took);
+    BEST_OF(took, N_CALLS, kernels->scores[type](&tile, queries, n_rows, scores));
+    printf("  scores, %4s, %2d rows of width %3d, in cache %5.0f ns\n", type_names[type], n_rows,
+           width, took);
+    BEST_OF(took, N_CALLS, kernels->values[type](&tile, scores, factors, n_rows, queries));
+    printf("  values, %4s, %2d rows of width %3d, in cache %5.0f ns\n", type_names[type], n_rows,
+           width, took);
     free(rows);
     free(queries);
     free(scores);
@@ -311,6 +316,8 @@ static void bench_weigh(int32_t n_rows, float soft_cap) {
 
 static void bench_isa(enum ck_isa isa) {
     static const int32_t counts[] = {1, 2, 3, 4, 8, 16};
+    static const enum ck_row_type types[] = {CK_ROW_F16, CK_ROW_Q8_0, CK_ROW_Q4_0};
+    enum { N_TIMED_TYPES = sizeof types / sizeof *types };
     kernels = ck_kernels(isa);
     double best = peak(isa);
     printf("%s: %.1f GFLOP/s in fused multiply-adds\n", kernels->name, best);
@@ -323,18 +330,25 @@ static void bench_isa(enum ck_isa isa) {
     bench_multiply(96, 64, 128, best);
     bench_multiply(96, 64, 80, best);
     bench_multiply(96, 64, 256, best);
-    bench_packs(64);
-    bench_packs(128);
-    for (int32_t i = 0; i < (int32_t)(sizeof counts / sizeof *counts); i++) {
-        bench_hot(64, counts[i]);
+    for (int32_t t = 0; t < N_TIMED_TYPES; t++) {
+        bench_packs(types[t], 64);
+        bench_packs(types[t], 128);
+        for (int32_t i = 0; i < (int32_t)(sizeof counts / sizeof *counts); i++) {
+            bench_hot(types[t], 64, counts[i]);
+        }
     }
     bench_weigh(1, 0);
     bench_weigh(4, 0);
     bench_weigh(96, 0);
     bench_weigh(4, 30);
-    bench_decode(64, counts, sizeof counts / sizeof *counts);
-    bench_decode(96, counts + 2, 1);
-    bench_decode(128, counts + 2, 2);
+    bench_decode(CK_ROW_F16, 64, counts, sizeof counts / sizeof *counts);
+    for (int32_t t = 1; t < N_TIMED_TYPES; t++) {
+        bench_decode(types[t], 64, counts + 2, 1);
+    }
+    for (int32_t t = 0; t < N_TIMED_TYPES; t++) {
+        bench_decode(types[t], 96, counts + 2, 1);
+        bench_decode(types[t], 128, counts + 2, 2);
+    }
 }
 
 void bench(const char *isa_name) {

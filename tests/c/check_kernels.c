@@ -2,7 +2,7 @@
  * computation in double. `check_kernels --bench [isa]` times them instead. */
 #include "kernel_support.h"
 
-static const int32_t widths[] = {8, 16, 24, 40, 64, 72, 80, 96, 128, 200, 256};
+static const int32_t widths[] = {8, 16, 24, 32, 40, 64, 72, 80, 96, 128, 160, 200, 256};
 enum { N_WIDTHS = sizeof widths / sizeof *widths, MOST_WIDTH = 256 };
 
 /* What the tests go through: the kernels and the type they are at, memory for each argument. */
@@ -125,6 +125,9 @@ static int32_t die(int32_t n) { /* in [1, n] */
 
 static void test_rows_of_every_shape(void) {
     for (int32_t w = 0; w < N_WIDTHS; w++) {
+        if (is_in_blocks(type) && widths[w] % CK_BLOCK) {
+            continue;
+        }
         for (int32_t n_cells = 1; n_cells <= CK_TILE; n_cells++) {
             check_scores(widths[w], n_cells, die(CK_FEW_ROWS));
             check_values(widths[w], n_cells, die(CK_FEW_ROWS));
@@ -137,30 +140,45 @@ static void test_rows_of_every_shape(void) {
     }
 }
 
-/* Every number of 16 bits, and as many of 32, in all lanes of whole and half vectors. */
+/* Puts a number of these bits, or a block with this scale, at a random place of a row. */
+static void put_bits(char *row, int32_t width, uint32_t bits) {
+    int32_t step = is_in_blocks(type) ? CK_BLOCK : 1;
+    int32_t place = (int32_t)roll(&dice, (uint32_t)(width / step)) * step;
+    char *at = row + row_bytes(type, place);
+    uint32_t wide = bits << 16 | roll(&dice, 1 << 16);
+    uint16_t narrow = (uint16_t)bits;
+    if (is_in_blocks(type)) {
+        store_random(&dice, at, type, CK_BLOCK);
+    }
+    memcpy(at, type == CK_ROW_F32 ? (void *)&wide : (void *)&narrow, type == CK_ROW_F32 ? 4 : 2);
+}
+
+static void check_number(float got, double expected) {
+    CHECK(isnan(expected) ? isnan(got) : (double)got == expected);
+}
+
+/* Every number of 16 bits, as many of 32, and every scale, in all lanes of whole and half vectors.
+ */
 static void test_every_number_is_converted_and_known_to_be_finite(void) {
-    enum { WIDTH = 40 };
+    enum { MOST = 96 };
+    int32_t width = is_in_blocks(type) ? MOST : 40;
     for (uint32_t bits = 0; bits < 1U << 16; bits++) {
-        char *row = fence_take(&stored, WIDTH * type_size(type));
-        memset(row, 0, WIDTH * type_size(type));
-        char *at = row + roll(&dice, WIDTH) * type_size(type);
-        uint32_t wide = type == CK_ROW_F32 ? bits << 16 | roll(&dice, 1 << 16) : bits;
-        uint16_t narrow = (uint16_t)bits;
-        memcpy(at, type == CK_ROW_F32 ? (void *)&wide : (void *)&narrow, type_size(type));
+        char *row = fence_take(&stored, row_bytes(type, width));
+        memset(row, 0, row_bytes(type, width));
+        put_bits(row, width, bits);
         int32_t cell = 0;
-        struct ck_tile tile = {.rows = row, .width = WIDTH, .n_cells = 1, .cells = &cell};
-        float packed[WIDTH], transposed[WIDTH * CK_TILE];
+        struct ck_tile tile = {.rows = row, .width = width, .n_cells = 1, .cells = &cell};
+        float packed[MOST], transposed[MOST * CK_TILE];
         bool finite = kernels->pack_v[type](&tile, packed);
         kernels->pack_k[type](&tile, transposed);
-        double expected = stored_value(at, type);
-        size_t element = (size_t)(at - row) / type_size(type);
-        CHECK(finite == (isfinite(expected) != 0));
-        for (size_t i = 0; i < WIDTH; i++) {
-            double value = i == element ? expected : 0;
-            CHECK(isnan(value) ? isnan(packed[i]) : (double)packed[i] == value);
-            CHECK(isnan(value) ? isnan(transposed[i * CK_TILE])
-                               : (double)transposed[i * CK_TILE] == value);
+        bool expect_finite = true;
+        for (int32_t i = 0; i < width; i++) {
+            double expected = stored_value(row, type, i);
+            expect_finite &= isfinite(expected) != 0;
+            check_number(packed[i], expected);
+            check_number(transposed[i * CK_TILE], expected);
         }
+        CHECK(finite == expect_finite);
     }
 }
 

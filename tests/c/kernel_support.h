@@ -25,13 +25,14 @@ void *fence_take(const struct fence *fence, size_t bytes);
 /* Nothing before the bytes that were taken has been written. */
 void fence_check(const struct fence *fence, size_t bytes);
 
-static const char *const type_names[CK_N_ROW_TYPES] = {"f32", "f16", "bf16"};
+static const char *const type_names[CK_N_ROW_TYPES] = {"f32", "f16", "bf16", "q8_0", "q4_0"};
 
-size_t type_size(enum ck_row_type type);
-double stored_value(const char *at, enum ck_row_type type);
+bool is_in_blocks(enum ck_row_type type);
+size_t row_bytes(enum ck_row_type type, int32_t n); /* of n elements, or of whole blocks */
+double stored_value(const char *row, enum ck_row_type type, int32_t i);
 
-/* Of moderate size, some of f16's below its normal numbers. */
-void store_random(struct dice *dice, char *at, enum ck_row_type type);
+/* A row of moderate values, some of f16's below its normal numbers. */
+void store_random(struct dice *dice, char *row, enum ck_row_type type, int32_t width);
 
 float random_float(struct dice *dice, float limit); /* in [-limit, limit] */
 

@@ -119,8 +119,12 @@ static void test_layers_outside_their_range_are_refused(void) {
         {{1, 0, 1, 0, CELLKV_TYPE_F32, CELLKV_TYPE_F32}, "layer 1: head_dim_k is 0"},
         {{1, 1, -5, 0, CELLKV_TYPE_F32, CELLKV_TYPE_F32}, "layer 1: head_dim_v is -5"},
         {{1, 1, 1, -1, CELLKV_TYPE_F32, CELLKV_TYPE_F32}, "layer 1: window is -1"},
-        {{1, 1, 1, 0, (cellkv_type)8, CELLKV_TYPE_F32}, "layer 1: type 8"},
+        {{1, 1, 1, 0, (cellkv_type)3, CELLKV_TYPE_F32}, "layer 1: type 3"},
         {{1, 1, 1, 0, CELLKV_TYPE_F32, (cellkv_type)-1}, "layer 1: type -1"},
+        {{1, 40, 32, 0, CELLKV_TYPE_Q8_0, CELLKV_TYPE_Q8_0},
+         "layer 1: head_dim_k is 40, its type stores blocks of 32"},
+        {{1, 40, 48, 0, CELLKV_TYPE_F32, CELLKV_TYPE_Q4_0},
+         "layer 1: head_dim_v is 48, its type stores blocks of 32"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         cellkv_layer layers[] = {good, bad[i].layer};

@@ -15,8 +15,27 @@ void ck_init_neon(struct ck_kernels *kernels);
  * that must be constants after inlining. */
 #define CK_INLINE static inline __attribute__((always_inline))
 
-CK_INLINE size_t ck_element_size(enum ck_row_type type) {
-    return type == CK_ROW_F32 ? sizeof(float) : sizeof(uint16_t);
+CK_INLINE bool ck_is_in_blocks(enum ck_row_type type) {
+    return type == CK_ROW_Q8_0 || type == CK_ROW_Q4_0;
+}
+
+/* Of n elements; where the type has blocks, of the whole ones among them. */
+CK_INLINE size_t ck_row_bytes(enum ck_row_type type, int32_t n) {
+    switch (type) {
+    case CK_ROW_F32:
+        return (size_t)n * sizeof(float);
+    case CK_ROW_Q8_0:
+        return (size_t)(n / CK_BLOCK) * (sizeof(uint16_t) + CK_BLOCK);
+    case CK_ROW_Q4_0:
+        return (size_t)(n / CK_BLOCK) * (sizeof(uint16_t) + CK_BLOCK / 2);
+    default:
+        return (size_t)n * sizeof(uint16_t);
+    }
+}
+
+/* The numbers of a block come after its scale. */
+CK_INLINE const char *ck_block_numbers(const char *block) {
+    return block + sizeof(uint16_t);
 }
 
 CK_INLINE const char *ck_row(const struct ck_tile *tile, int32_t cell) {
@@ -36,7 +55,7 @@ CK_INLINE struct ck_prefetch ck_prefetch_begin(const struct ck_tile *tile, enum 
                                                int32_t n_shares) {
     return (struct ck_prefetch){
         .tile = tile,
-        .row_bytes = (size_t)tile->width * ck_element_size(type),
+        .row_bytes = ck_row_bytes(type, tile->width),
         .share = (tile->n_upcoming + n_shares - 1) / n_shares,
     };
 }

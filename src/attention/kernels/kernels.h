@@ -20,14 +20,25 @@ enum {
     CK_FEW_ROWS = 16, /* the most query rows that `scores` and `values` take */
 };
 
-/* How K and V are stored. */
-enum ck_row_type { CK_ROW_F32, CK_ROW_F16, CK_ROW_BF16, CK_N_ROW_TYPES };
+/* How K and V are stored. The last two are blocks of CK_BLOCK elements: a scale in f16, then either
+ * 32 signed bytes, or 16 bytes whose low halves are elements 0 .. 15 and whose high halves are 16
+ * .. 31, each 8 too high. An element is its number times the scale, which f32 holds exactly. */
+enum ck_row_type {
+    CK_ROW_F32,
+    CK_ROW_F16,
+    CK_ROW_BF16,
+    CK_ROW_Q8_0,
+    CK_ROW_Q4_0,
+    CK_N_ROW_TYPES,
+};
+
+enum { CK_BLOCK = 32 };
 
 /* What one K/V head has in some cells' rows. */
 struct ck_tile {
-    const char *rows;     /* the head's part of row 0; any alignment that the type allows */
+    const char *rows;     /* the head's part of row 0; aligned to an f32 or an f16 of the type */
     size_t stride;        /* bytes from row to row */
-    int32_t width;        /* elements of the head's part, a multiple of 8, >= 8 */
+    int32_t width;        /* elements of the head's part, >= 8: a multiple of 8, or whole blocks */
     int32_t n_cells;      /* 1 .. CK_TILE */
     const int32_t *cells; /* [n_cells] the rows, in any order */
     /* What will be read next, to be prefetched: the same width of some other cells or head. */

@@ -1,5 +1,6 @@
 /* Vectors of AVX2, with FMA and F16C. */
 #include <immintrin.h>
+#include <string.h>
 
 #include "attention/kernels/isa.h"
 
@@ -33,6 +34,26 @@ CK_INLINE vec vec_row(const char *from, enum ck_row_type type) {
         return _mm256_cvtph_ps(stored);
     }
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(stored), 16));
+}
+
+CK_INLINE vec vec_block_scale(const char *block) {
+    uint16_t half;
+    memcpy(&half, block, sizeof half);
+    return _mm256_cvtph_ps(_mm_set1_epi16((short)half));
+}
+
+CK_INLINE vec vec_block(const char *block, enum ck_row_type type, int32_t part, vec scale) {
+    const char *numbers = ck_block_numbers(block);
+    if (type == CK_ROW_Q8_0) {
+        __m128i bytes = _mm_loadl_epi64((const __m128i *)(numbers + part * LANES));
+        return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), scale);
+    }
+    __m128i bytes = _mm_loadl_epi64((const __m128i *)(numbers + part % 2 * LANES));
+    __m256i pairs = _mm256_cvtepu8_epi32(bytes);
+    __m256i halves =
+        part < 2 ? _mm256_and_si256(pairs, _mm256_set1_epi32(15)) : _mm256_srli_epi32(pairs, 4);
+    __m256i values = _mm256_sub_epi32(halves, _mm256_set1_epi32(8));
+    return _mm256_mul_ps(_mm256_cvtepi32_ps(values), scale);
 }
 
 #define vec_load_half  vec_load

@@ -54,6 +54,24 @@ CK_INLINE vec vec_row_half(const char *from, enum ck_row_type type) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(stored), 16));
 }
 
+CK_INLINE vec vec_block_scale(const char *block) {
+    /* With 6 more bytes of the block, which is one load. */
+    return _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)block)));
+}
+
+CK_INLINE vec vec_block(const char *block, enum ck_row_type type, int32_t part, vec scale) {
+    const char *numbers = ck_block_numbers(block);
+    if (type == CK_ROW_Q8_0) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(numbers + part * LANES));
+        return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), scale);
+    }
+    /* The block's 16 values, picked by the lowest 4 bits of each lane. */
+    vec values = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)numbers));
+    __m512i picks = part == 0 ? pairs : _mm512_srli_epi32(pairs, 4);
+    return _mm512_permutexvar_ps(picks, _mm512_mul_ps(values, scale));
+}
+
 CK_INLINE vec vec_add(vec a, vec b) {
     return _mm512_add_ps(a, b);
 }

@@ -29,12 +29,37 @@ static float float_of_bf16(uint16_t brain) {
     return float_of_bits((uint32_t)brain << 16);
 }
 
-/* Elements [begin, begin + n) of a row. Rows may lie at odd addresses of their type. */
+CK_INLINE void convert_block(const char *block, enum ck_row_type type, float *converted) {
+    const char *numbers = ck_block_numbers(block);
+    uint16_t half;
+    memcpy(&half, block, sizeof half);
+    float scale = float_of_f16(half);
+    if (type == CK_ROW_Q8_0) {
+        for (int32_t i = 0; i < CK_BLOCK; i++) {
+            converted[i] = (float)(signed char)numbers[i] * scale;
+        }
+        return;
+    }
+    for (int32_t i = 0; i < CK_BLOCK / 2; i++) {
+        unsigned char pair = (unsigned char)numbers[i];
+        converted[i] = (float)((pair & 15) - 8) * scale;
+        converted[i + CK_BLOCK / 2] = (float)((pair >> 4) - 8) * scale;
+    }
+}
+
+/* Elements [begin, begin + n) of a row, whole blocks where it has them. Rows may lie at odd
+ * addresses of their type. */
 CK_INLINE void convert(const char *row, enum ck_row_type type, int32_t begin, int32_t n,
                        float *converted) {
-    const char *from = row + (size_t)begin * ck_element_size(type);
+    const char *from = row + ck_row_bytes(type, begin);
     if (type == CK_ROW_F32) {
         memcpy(converted, from, (size_t)n * sizeof(float));
+        return;
+    }
+    if (ck_is_in_blocks(type)) {
+        for (int32_t i = 0; i < n; i += CK_BLOCK) {
+            convert_block(from + ck_row_bytes(type, i), type, converted + i);
+        }
         return;
     }
     for (int32_t i = 0; i < n; i++) {
@@ -154,6 +179,8 @@ CK_INLINE bool pack_v(const struct ck_tile *v, enum ck_row_type type, float *pac
 FOR_ROW_TYPE(f32, CK_ROW_F32)
 FOR_ROW_TYPE(f16, CK_ROW_F16)
 FOR_ROW_TYPE(bf16, CK_ROW_BF16)
+FOR_ROW_TYPE(q8_0, CK_ROW_Q8_0)
+FOR_ROW_TYPE(q4_0, CK_ROW_Q4_0)
 
 static void multiply(const float *a, size_t a_stride, const float *b, size_t b_stride, float *c,
                      size_t c_stride, const float *factors, int32_t n_rows, int32_t n_inner,
@@ -213,10 +240,10 @@ static void weigh(float *scores, const struct ck_range *ranges, int32_t n_rows, 
 
 void ck_init_c(struct ck_kernels *kernels) {
     *kernels = (struct ck_kernels){
-        .scores = {scores_f32, scores_f16, scores_bf16},
-        .values = {values_f32, values_f16, values_bf16},
-        .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16},
-        .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16},
+        .scores = {scores_f32, scores_f16, scores_bf16, scores_q8_0, scores_q4_0},
+        .values = {values_f32, values_f16, values_bf16, values_q8_0, values_q4_0},
+        .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16, pack_k_q8_0, pack_k_q4_0},
+        .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16, pack_v_q8_0, pack_v_q4_0},
         .multiply = multiply,
         .weigh = weigh,
     };

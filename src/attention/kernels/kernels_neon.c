@@ -1,5 +1,6 @@
 /* Vectors of NEON, on any aarch64. */
 #include <arm_neon.h>
+#include <string.h>
 
 #include "attention/kernels/isa.h"
 
@@ -33,6 +34,27 @@ CK_INLINE vec vec_row(const char *from, enum ck_row_type type) {
         return vcvt_f32_f16(vreinterpret_f16_u16(stored));
     }
     return vreinterpretq_f32_u32(vshll_n_u16(stored, 16));
+}
+
+CK_INLINE vec vec_block_scale(const char *block) {
+    uint16_t half;
+    memcpy(&half, block, sizeof half);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(half)));
+}
+
+CK_INLINE vec vec_block(const char *block, enum ck_row_type type, int32_t part, vec scale) {
+    const char *numbers = ck_block_numbers(block);
+    bool in_pairs = type == CK_ROW_Q4_0;
+    uint32_t four;
+    memcpy(&four, numbers + (in_pairs ? part % 4 : part) * LANES, sizeof four);
+    uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(four));
+    int8x8_t values = vreinterpret_s8_u8(bytes);
+    if (in_pairs) {
+        uint8x8_t halves = vand_u8(vshl_u8(bytes, vdup_n_s8(part < 4 ? 0 : -4)), vdup_n_u8(15));
+        values = vsub_s8(vreinterpret_s8_u8(halves), vdup_n_s8(8));
+    }
+    int32x4_t wide = vmovl_s16(vget_low_s16(vmovl_s8(values)));
+    return vmulq_f32(vcvtq_f32_s32(wide), scale);
 }
 
 #define vec_load_half  vec_load

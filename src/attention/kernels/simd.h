@@ -7,7 +7,10 @@
  *   vec_zero, vec_all               the same float in each lane
  *   vec_load, vec_store             at any alignment
  *   vec_load_half, vec_store_half   8 floats of 16 lanes, the others 0; called with 16 lanes only
- *   vec_row, vec_row_half           the same from a stored row, converted
+ *   vec_row, vec_row_half           the same from a stored row, converted; not from blocks
+ *   vec_block_scale(block)          the block's scale in each lane
+ *   vec_block(block, type, part, scale)
+ *                                   elements part * LANES ... of a block, times its scale
  *   vec_add, _sub, _mul, _div       by lane
  *   vec_fma(a, b, c)                a * b + c, rounded once
  *   vec_larger(x, y)                y where x is NaN
@@ -58,9 +61,31 @@ CK_INLINE void store_part(float *to, vec v, bool half) {
     }
 }
 
-CK_INLINE vec row_part(const char *row, enum ck_row_type type, int32_t begin, bool half) {
-    const char *from = row + (size_t)begin * ck_element_size(type);
+enum {
+    VALUE_VECTORS = 4, /* vectors of columns that `values` takes at once */
+    BLOCKS_ARE_WHOLE = VALUE_VECTORS * LANES >= CK_BLOCK,
+};
+
+/* Rows are read this many vectors at once: what a block's scale is for. */
+CK_INLINE int32_t vectors_at_once(enum ck_row_type type) {
+    return ck_is_in_blocks(type) ? CK_BLOCK / LANES : 1;
+}
+
+/* Vector `part`, a constant, of a row from element `begin` on, which is at `at`: where a block
+ * begins, or in small lanes, half a block. */
+CK_INLINE vec part_at(const char *at, enum ck_row_type type, int32_t begin, int32_t part,
+                      bool half) {
+    const char *from = at + ck_row_bytes(type, part * LANES);
+    if (ck_is_in_blocks(type)) {
+        part = (BLOCKS_ARE_WHOLE ? part : begin / LANES + part) % (CK_BLOCK / LANES);
+        return vec_block(from, type, part, vec_block_scale(from));
+    }
     return half ? vec_row_half(from, type) : vec_row(from, type);
+}
+
+CK_INLINE vec row_part(const char *row, enum ck_row_type type, int32_t begin, int32_t part,
+                       bool half) {
+    return part_at(row + ck_row_bytes(type, begin), type, begin, part, half);
 }
 
 #include "attention/kernels/simd_few.h"
@@ -86,12 +111,14 @@ CK_INLINE vec row_part(const char *row, enum ck_row_type type, int32_t begin, bo
 FOR_ROW_TYPE(f32, CK_ROW_F32)
 FOR_ROW_TYPE(f16, CK_ROW_F16)
 FOR_ROW_TYPE(bf16, CK_ROW_BF16)
+FOR_ROW_TYPE(q8_0, CK_ROW_Q8_0)
+FOR_ROW_TYPE(q4_0, CK_ROW_Q4_0)
 
 static const struct ck_kernels simd_kernels = {
-    .scores = {scores_f32, scores_f16, scores_bf16},
-    .values = {values_f32, values_f16, values_bf16},
-    .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16},
-    .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16},
+    .scores = {scores_f32, scores_f16, scores_bf16, scores_q8_0, scores_q4_0},
+    .values = {values_f32, values_f16, values_bf16, values_q8_0, values_q4_0},
+    .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16, pack_k_q8_0, pack_k_q4_0},
+    .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16, pack_v_q8_0, pack_v_q4_0},
     .multiply = multiply,
     .weigh = weigh,
 };

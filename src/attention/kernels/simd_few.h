@@ -13,17 +13,18 @@ CK_INLINE void find_rows(const struct ck_tile *tile, int32_t first, const char *
 CK_INLINE void add_products(const char *const rows[4], enum ck_row_type type, const float *queries,
                             int32_t width, int32_t begin, int32_t n_rows, bool half,
                             vec sums[FEW_BLOCK][4]) {
-    vec query[FEW_BLOCK];
-    UNROLLED
-    for (int32_t r = 0; r < n_rows; r++) {
-        query[r] = load_part(queries + (size_t)r * (size_t)width + begin, half);
-    }
+    int32_t n_parts = vectors_at_once(type);
     UNROLLED
     for (int32_t c = 0; c < 4; c++) {
-        vec k = row_part(rows[c], type, begin, half);
         UNROLLED
-        for (int32_t r = 0; r < n_rows; r++) {
-            sums[r][c] = vec_fma(k, query[r], sums[r][c]);
+        for (int32_t part = 0; part < n_parts; part++) {
+            const float *from = queries + begin + part * LANES;
+            vec k = row_part(rows[c], type, begin, part, half);
+            UNROLLED
+            for (int32_t r = 0; r < n_rows; r++) {
+                vec query = load_part(from + (size_t)r * (size_t)width, half);
+                sums[r][c] = vec_fma(k, query, sums[r][c]);
+            }
         }
     }
 }
@@ -36,11 +37,11 @@ CK_INLINE void score_four(const char *const rows[4], enum ck_row_type type, cons
     for (int32_t r = 0; r < n_rows; r++) {
         sums[r][0] = sums[r][1] = sums[r][2] = sums[r][3] = vec_zero();
     }
-    int32_t begin = 0;
-    for (; begin + LANES <= width; begin += LANES) {
+    int32_t begin = 0, step = vectors_at_once(type) * LANES;
+    for (; begin + step <= width; begin += step) {
         add_products(rows, type, queries, width, begin, n_rows, false, sums);
     }
-    if (LANES > 8 && begin < width) {
+    if (LANES > 8 && !ck_is_in_blocks(type) && begin < width) {
         add_products(rows, type, queries, width, begin, n_rows, true, sums);
     }
     UNROLLED
@@ -106,8 +107,6 @@ CK_INLINE void scores(const struct ck_tile *k, enum ck_row_type type, const floa
     }
 }
 
-enum { VALUE_VECTORS = 4 };
-
 /* What `values` works on, for some of its query rows and columns from `begin`. */
 struct value_block {
     const struct ck_tile *v;
@@ -122,7 +121,8 @@ CK_INLINE void add_weighted(const struct value_block *block, enum ck_row_type ty
                             int32_t n_vectors, bool half) {
     const struct ck_tile *v = block->v;
     float *to = block->sums + block->begin;
-    size_t width = (size_t)v->width;
+    size_t width = (size_t)v->width, stride = v->stride;
+    const char *columns = v->rows + ck_row_bytes(type, block->begin);
     vec sums[FEW_BLOCK][VALUE_VECTORS];
     UNROLLED
     for (int32_t r = 0; r < n_rows; r++) {
@@ -136,10 +136,10 @@ CK_INLINE void add_weighted(const struct value_block *block, enum ck_row_type ty
         if (block->prefetch) {
             ck_prefetch_share(block->prefetch);
         }
-        const char *row = ck_row(v, v->cells[c]);
+        const char *at = columns + (size_t)v->cells[c] * stride;
         UNROLLED
         for (int32_t i = 0; i < n_vectors; i++) {
-            vec x = row_part(row, type, block->begin + i * LANES, half);
+            vec x = part_at(at, type, block->begin, i, half);
             UNROLLED
             for (int32_t r = 0; r < n_rows; r++) {
                 vec weight = vec_all(block->weights[(size_t)r * CK_TILE + (size_t)c]);
@@ -160,7 +160,7 @@ CK_INLINE void value_columns(const struct value_block *block, enum ck_row_type t
                              int32_t n_vectors) {
     switch (n_vectors) {
     case 0: /* what is left is half a vector */
-        if (LANES > 8) {
+        if (LANES > 8 && !ck_is_in_blocks(type)) {
             add_weighted(block, type, n_rows, 1, true);
         }
         break;
@@ -204,6 +204,8 @@ CK_INLINE void values(const struct ck_tile *v, enum ck_row_type type, const floa
     int32_t part = even_part(n_rows, FEW_BLOCK);
     int32_t n_vectors = v->width / LANES;
     int32_t vectors_part = n_vectors ? even_part(n_vectors, VALUE_VECTORS) : 0;
+    int32_t together = smaller_of(vectors_at_once(type), VALUE_VECTORS);
+    vectors_part = (vectors_part + together - 1) / together * together;
     struct ck_prefetch upcoming = ck_prefetch_begin(v, type, v->n_cells);
     for (int32_t begin = 0; begin < v->width;) {
         int32_t vectors = smaller_of(vectors_part, n_vectors - begin / LANES);

@@ -4,11 +4,11 @@
 
 /* LANES elements of LANES cells, n_cells of which are in the tile: turned on their diagonal. */
 CK_INLINE void pack_square(const char *const rows[LANES], enum ck_row_type type, int32_t n_cells,
-                           int32_t begin, bool half, float *packed) {
+                           int32_t begin, int32_t part, bool half, float *packed) {
     vec square[LANES];
     UNROLLED
     for (int32_t lane = 0; lane < LANES; lane++) {
-        square[lane] = row_part(rows[lane], type, begin, half);
+        square[lane] = row_part(rows[lane], type, begin, part, half);
     }
     for (int32_t lane = n_cells; lane < LANES; lane++) {
         square[lane] = vec_zero();
@@ -17,7 +17,7 @@ CK_INLINE void pack_square(const char *const rows[LANES], enum ck_row_type type,
     int32_t n_elements = half ? 8 : LANES;
     UNROLLED
     for (int32_t i = 0; i < n_elements; i++) {
-        vec_store(packed + (size_t)(begin + i) * CK_TILE, square[i]);
+        vec_store(packed + (size_t)(begin + part * LANES + i) * CK_TILE, square[i]);
     }
 }
 
@@ -32,23 +32,27 @@ static void pack_zeros(int32_t width, int32_t first, float *packed) {
 CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *packed) {
     int32_t n_groups = (k->n_cells + LANES - 1) / LANES;
     int32_t n_squares = (k->width + LANES - 1) / LANES;
+    int32_t n_parts = vectors_at_once(type);
     struct ck_prefetch upcoming = ck_prefetch_begin(k, type, n_groups * n_squares);
     for (int32_t c = 0; c < k->n_cells; c += LANES) {
         const char *rows[LANES];
         find_rows(k, c, rows);
         int32_t n_cells = smaller_of(LANES, k->n_cells - c);
         int32_t begin = 0;
-        for (; begin + LANES <= k->width; begin += LANES) {
-            ck_prefetch_share(&upcoming);
-            if (n_cells == LANES) {
-                pack_square(rows, type, LANES, begin, false, packed + c);
-            } else {
-                pack_square(rows, type, n_cells, begin, false, packed + c);
+        for (; begin + n_parts * LANES <= k->width; begin += n_parts * LANES) {
+            UNROLLED
+            for (int32_t part = 0; part < n_parts; part++) {
+                ck_prefetch_share(&upcoming);
+                if (n_cells == LANES) {
+                    pack_square(rows, type, LANES, begin, part, false, packed + c);
+                } else {
+                    pack_square(rows, type, n_cells, begin, part, false, packed + c);
+                }
             }
         }
-        if (LANES > 8 && begin < k->width) {
+        if (LANES > 8 && !ck_is_in_blocks(type) && begin < k->width) {
             ck_prefetch_share(&upcoming);
-            pack_square(rows, type, n_cells, begin, true, packed + c);
+            pack_square(rows, type, n_cells, begin, 0, true, packed + c);
         }
     }
     pack_zeros(k->width, n_groups * LANES, packed);
@@ -56,19 +60,27 @@ CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *pac
 
 CK_INLINE bool pack_v(const struct ck_tile *v, enum ck_row_type type, float *packed) {
     struct ck_prefetch upcoming = ck_prefetch_begin(v, type, v->n_cells);
+    int32_t n_parts = vectors_at_once(type);
     vec highest = vec_zero();
     for (int32_t c = 0; c < v->n_cells; c++) {
         ck_prefetch_share(&upcoming);
         const char *row = ck_row(v, v->cells[c]);
         float *to = packed + (size_t)c * (size_t)v->width;
         int32_t begin = 0;
-        for (; begin + LANES <= v->width; begin += LANES) {
-            vec x = row_part(row, type, begin, false);
-            highest = vec_highest_bits(highest, x);
-            vec_store(to + begin, x);
+        for (; begin + n_parts * LANES <= v->width; begin += n_parts * LANES) {
+            vec x[CK_BLOCK / LANES]; /* all read before any is stored: a block's scale once */
+            UNROLLED
+            for (int32_t part = 0; part < n_parts; part++) {
+                x[part] = row_part(row, type, begin, part, false);
+            }
+            UNROLLED
+            for (int32_t part = 0; part < n_parts; part++) {
+                highest = vec_highest_bits(highest, x[part]);
+                vec_store(to + begin + part * LANES, x[part]);
+            }
         }
-        if (LANES > 8 && begin < v->width) {
-            vec x = row_part(row, type, begin, true);
+        if (LANES > 8 && !ck_is_in_blocks(type) && begin < v->width) {
+            vec x = row_part(row, type, begin, 0, true);
             highest = vec_highest_bits(highest, x);
             vec_store_half(to + begin, x);
         }
