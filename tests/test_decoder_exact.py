@@ -35,12 +35,14 @@ SAYING_NOTHING = {
 class Served:
     """A model over a cache, each result compared with the oracle's."""
 
-    def __init__(self, model: Model, truth: Decoder, **executor: Any) -> None:
+    def __init__(
+        self, model: Model, truth: Decoder, *, n_threads: int = 1, **executor: Any
+    ) -> None:
         self.truth = truth
         self.cache: Cache = model.new_cache(
             type_k="f32", type_v="f32", initial_rows=1, device="CPU"
         )
-        self.executor = Executor(model, self.cache, n_threads=2, **executor)
+        self.executor = Executor(model, self.cache, n_threads=n_threads, **executor)
         self.tokens: dict[int, list[int]] = {}
 
     def open(self, *prompt: int) -> int:
@@ -132,9 +134,19 @@ def test_clone_goes_on_from_the_shared_prefix(served: Served) -> None:
     served.step([(clone, 11), (clone, 12)])
 
 
+@pytest.mark.parametrize("name", ["grouped", "gemma3", "qwen3moe"])
+def test_threads_share_the_work(name: str, strategy: str, tmp_path: Path) -> None:
+    tiny = VARIANTS[name]
+    truth = Decoder(metadata_of(tiny), tensors_of(tiny))
+    served = Served(load(tiny, "gguf", tmp_path), truth, n_threads=2, strategy=strategy)
+    a, b = served.open(*prompt(9)), served.open(*prompt(6, seed=1))
+    for token in prompt(3, seed=2):
+        served.step([(a, token), (b, token)])
+
+
 @pytest.mark.parametrize("length", [63, 64, 65, 130])
 def test_wide_prefill(grouped: tuple[Model, Decoder], length: int) -> None:
-    served = Served(*grouped)
+    served = Served(*grouped, n_threads=2)
     seq = served.open(*prompt(length))
     served.step([(seq, 1)])
 
