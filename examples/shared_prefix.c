@@ -54,7 +54,7 @@ int main(int argc, char **argv) {
     cellkv_model *model = NULL;
     cellkv_program program;
     check(cellkv_model_load(argv[1], NULL, &model));
-    check(cellkv_model_program(model, &program));
+    check(cellkv_model_program(model, CELLKV_OUTPUT_LOGITS, &program));
 
     cellkv_cache *cache = NULL;
     cellkv_cache_config cache_config = cellkv_cache_config_default();

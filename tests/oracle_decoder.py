@@ -73,8 +73,8 @@ class Decoder:
         self._architecture = str(metadata["general.architecture"])
         self._is_gemma = self._architecture in ("gemma2", "gemma3")
 
-    def logits(self, tokens: Sequence[int]) -> Doubles:
-        """The logits after each of the tokens, [n, n_vocab]."""
+    def hidden(self, tokens: Sequence[int]) -> Doubles:
+        """The hidden state after each of the tokens and the last norm, [n, n_embd]."""
         x = self._tensors["token_embd.weight"][np.asarray(tokens)]
         if self._is_gemma:
             x = x * np.sqrt(self._value("embedding_length"))
@@ -83,8 +83,12 @@ class Decoder:
             x = x + self._post_norm(y, f"blk.{layer}.post_attention_norm")
             y = self._feed_forward(layer, self._norm(x, f"blk.{layer}.ffn_norm"))
             x = x + self._post_norm(y, f"blk.{layer}.post_ffw_norm")
+        return self._norm(x, "output_norm")
+
+    def logits(self, tokens: Sequence[int]) -> Doubles:
+        """The logits after each of the tokens, [n, n_vocab]."""
         head = self._tensors.get("output.weight", self._tensors["token_embd.weight"])
-        logits = self._norm(x, "output_norm") @ head.T
+        logits = self.hidden(tokens) @ head.T
         if not self._is_gemma:
             return logits
         default = 30.0 if self._architecture == "gemma2" else 0.0

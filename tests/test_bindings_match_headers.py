@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cellkv import CacheKind, CellkvError, Isa, Pooling, Strategy, _lib, errors
+from cellkv import CacheKind, CellkvError, Isa, Output, Pooling, Strategy, _lib, errors
 from cellkv._arguments import TYPES
 
 
@@ -106,6 +106,7 @@ def kind_of(c_type: str) -> object:
         "cellkv_status": ctypes.c_int,
         "cellkv_cache_kind": ctypes.c_int,
         "cellkv_type": ctypes.c_int,
+        "cellkv_output": ctypes.c_int,
         **ctypes_structs(),
     }
     if bare in ("char *", "char*"):
@@ -171,6 +172,7 @@ def test_constants_and_enums_are_the_headers(headers: str) -> None:
         "STRATEGY": Strategy,
         "ISA": Isa,
         "POOLING": Pooling,
+        "OUTPUT": Output,
     }
     found = re.findall(rf"CELLKV_((?:TYPE|{'|'.join(prefixes)})_\w+)\s*=\s*(\d+)", headers)
     known_enums = {f"TYPE_{name.upper()}": value for name, value in TYPES.items()} | {

@@ -1,4 +1,4 @@
-"""Which results a step gives: of chosen tokens, or their mean for each sequence."""
+"""Which results a step gives: logits or hidden states, of chosen tokens or pooled by sequence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 import cellkv
+from oracle_decoder import Decoder
 from table_program import random_tables
+from tiny_gguf import VARIANTS, metadata_of, tensors_of
 from world import NewWorld, World
 
 NAMES = ["b", "a", "b", "c", "a", "b", "c", "b"]
@@ -70,3 +72,91 @@ def test_an_unknown_pooling_is_refused(world: World, pooling: int | str) -> None
     with pytest.raises(cellkv.InvalidArgumentError, match="pooling"):
         world.executor.run([1] * 8, owners(world), pooling=pooling)
     assert world.cache.stats.used_cells == used
+
+
+# ---- hidden states of a model ----
+
+TEXTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [9, 3]]
+ARCHITECTURES = ["plain", "gemma2", "qwen3moe"]
+
+
+def tiny_model(name: str) -> tuple[cellkv.Model, Decoder]:
+    metadata, tensors = metadata_of(VARIANTS[name]), tensors_of(VARIANTS[name])
+    return cellkv.Model.from_arrays(metadata, tensors, device="CPU"), Decoder(metadata, tensors)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_hidden_states_are_those_that_logits_are_made_of(name: str, strategy: str) -> None:
+    model, truth = tiny_model(name)
+    with (
+        model,
+        model.new_cache(type_k="f32", type_v="f32") as cache,
+        model.executor(cache, output="hidden", strategy=strategy, n_threads=1) as executor,
+    ):
+        assert executor.n_result == model.info.n_embd
+        hidden = executor.run(TEXTS[2], cache.open(), outputs="all")
+        np.testing.assert_allclose(hidden, truth.hidden(TEXTS[2]), rtol=0, atol=1e-4)
+
+
+def test_logits_and_hidden_states_of_one_cache() -> None:
+    model, truth = tiny_model("plain")
+    with (
+        model,
+        model.new_cache(type_k="f32", type_v="f32") as cache,
+        model.executor(cache, n_threads=1) as logits,
+        model.executor(cache, output=cellkv.Output.HIDDEN, n_threads=1) as hidden,
+    ):
+        seq = cache.open()
+        hidden.run(TEXTS[0], seq)
+        row = logits.run(TEXTS[1], seq)[0]
+        expected = truth.logits([*TEXTS[0], *TEXTS[1]])[-1]
+        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("max_batch", [4, 512])
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_texts_are_embedded_in_one_forward(pooling: str, max_batch: int) -> None:
+    model, truth = tiny_model("plain")
+    with (
+        model,
+        model.new_cache(type_k="f32", type_v="f32") as cache,
+        model.executor(cache, output="hidden", n_threads=1, max_batch=max_batch) as executor,
+    ):
+        embeddings = executor.embed(TEXTS, pooling=pooling)
+        assert executor.stats.n_steps == 1
+        assert (cache.stats.used_cells, cache.stats.n_seqs) == (0, 0)
+    states = [truth.hidden(text) for text in TEXTS]
+    expected = [state.mean(axis=0) if pooling == "mean" else state[-1] for state in states]
+    np.testing.assert_allclose(embeddings, expected, rtol=0, atol=1e-4)
+
+
+def test_texts_that_cannot_be_embedded_leave_nothing_behind() -> None:
+    model, _ = tiny_model("plain")
+    with (
+        model,
+        model.new_cache(capacity=10, max_seqs=3) as cache,
+        model.executor(cache, output="hidden", n_threads=1) as executor,
+    ):
+        for texts, error in (
+            ([[1], []], cellkv.EmptyStepError),
+            ([], cellkv.EmptyStepError),
+            ([[1], [97]], cellkv.BadTokenError),
+            ([[1] * 6, [2] * 5], cellkv.OutOfCellsError),
+            ([[1], [2], [3], [4]], cellkv.NoSlotError),
+        ):
+            with pytest.raises(error):
+                executor.embed(texts)
+            assert (cache.stats.used_cells, cache.stats.n_seqs) == (0, 0)
+        with pytest.raises(cellkv.InvalidArgumentError, match="pooling"):
+            executor.embed([[1]], pooling="max")
+
+
+@pytest.mark.parametrize("output", [2, -1, "tokens"])
+def test_an_unknown_output_is_refused(output: int | str) -> None:
+    model, _ = tiny_model("plain")
+    with (
+        model,
+        model.new_cache() as cache,
+        pytest.raises(cellkv.InvalidArgumentError, match="output"),
+    ):
+        model.executor(cache, output=output)

@@ -115,13 +115,21 @@ typedef struct cellkv_model_info {
  */
 CELLKV_API cellkv_status cellkv_model_get_info(const cellkv_model *model, cellkv_model_info *info);
 
-/** The model as a program: its result rows are logits, [n_vocab].
+/** What a model's result rows are. */
+typedef enum cellkv_output {
+    CELLKV_OUTPUT_LOGITS = 0, /* [n_vocab] */
+    CELLKV_OUTPUT_HIDDEN = 1 /* [n_embd]: the hidden state after the last norm, what logits are made
+                                of. With cellkv_step.pooling, the embedding of a text */
+} cellkv_output;
+
+/** The model as a program.
  *
  *  @param program   receives the program; it lives as long as the model
- *  @return    CELLKV_OK; CELLKV_ERROR_INVALID_ARGUMENT: NULL
+ *  @return    CELLKV_OK; CELLKV_ERROR_INVALID_ARGUMENT: NULL, or an output that is none
  *  Threads: any.
  */
-CELLKV_API cellkv_status cellkv_model_program(cellkv_model *model, cellkv_program *program);
+CELLKV_API cellkv_status cellkv_model_program(cellkv_model *model, cellkv_output output,
+                                              cellkv_program *program);
 
 /** Makes a cache for a model: `config` with the model's layers, in the given types.
  *

@@ -46,7 +46,7 @@ from .errors import (
     UnsupportedError,
 )
 from .executor import Executor, ExecutorStats, Isa, Pooling, Strategy, devices
-from .model import Model, ModelInfo
+from .model import Model, ModelInfo, Output
 
 if TYPE_CHECKING:
     from .tokenizer import StreamDecoder, Tokenizer
@@ -88,6 +88,7 @@ __all__ = [
     "NothingToUndoError",
     "OutOfCellsError",
     "OutOfMemoryError",
+    "Output",
     "Pooling",
     "SequenceCells",
     "Strategy",

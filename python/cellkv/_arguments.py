@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import operator
 import os
 from collections.abc import Iterable, Mapping
@@ -136,3 +137,10 @@ def by_name(value: str, names: Mapping[str, int], name: str) -> int:
     if value not in names:
         raise InvalidArgumentError(f"{name} is {value!r}, not one of {', '.join(names)}")
     return names[value]
+
+
+def as_member(value: Any, members: type[enum.IntEnum], what: str) -> int:
+    """Give the number of an enum's member, given as one, by its name or as a number."""
+    if isinstance(value, str):
+        return by_name(value, {member.name.lower(): member.value for member in members}, what)
+    return as_int(value, what)

@@ -276,7 +276,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "cellkv_model_free": (None, [c_void_p]),
     "cellkv_model_get_info": (c_int, [c_void_p, POINTER(cellkv_model_info)]),
-    "cellkv_model_program": (c_int, [c_void_p, POINTER(cellkv_program)]),
+    "cellkv_model_program": (c_int, [c_void_p, c_int, POINTER(cellkv_program)]),
     "cellkv_model_new_cache": (
         c_int,
         [c_void_p, POINTER(cellkv_cache_config), c_int, c_int, POINTER(c_void_p)],

@@ -6,18 +6,24 @@ import contextlib
 import ctypes
 import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _lib
-from ._arguments import Ints, as_int, as_ints, by_name
+from ._arguments import Ints, as_int, as_ints, as_member
 from ._lib import check, lib
 from ._owned import Owned, Owner
 from .cache import Cache
-from .errors import AbortedError, CellkvError, InvalidArgumentError, OutOfCellsError
+from .errors import (
+    AbortedError,
+    CellkvError,
+    EmptyStepError,
+    InvalidArgumentError,
+    OutOfCellsError,
+)
 
 Outputs: TypeAlias = 'Ints | Literal["last_of_each", "last", "all"]'
 StrategyName: TypeAlias = Literal["auto", "dense", "ragged"]
@@ -134,8 +140,8 @@ class Executor(Owner):
             raise InvalidArgumentError("give either cache or cache_key")
         if cache is not None and not isinstance(cache, Cache):
             raise TypeError(f"cache is {type(cache).__name__}, a Cache is expected")
-        config.strategy = _as_member(strategy, Strategy, "strategy")
-        config.isa = _as_member(isa, Isa, "isa")
+        config.strategy = as_member(strategy, Strategy, "strategy")
+        config.isa = as_member(isa, Isa, "isa")
         config.n_threads = as_int(n_threads, "n_threads")
         config.max_batch = as_int(max_batch, "max_batch")
         config.max_graphs = as_int(max_graphs, "max_graphs")
@@ -191,7 +197,7 @@ class Executor(Owner):
         the order in which the sequences first appear in `seqs`, which must be given), the step's
         "last" token, "all", or indices [n_outputs] in any order.
 
-        `pooling`: "mean" averages the results of each sequence's outputs; `seqs` must then be given.
+        `pooling`: "mean" averages the results of each sequence's outputs, and needs `seqs`.
 
         Returns float32 [n_outputs, n_result], the caller's own; with pooling [n sequences among the
         outputs, n_result], in the order in which the outputs first name them.
@@ -207,7 +213,7 @@ class Executor(Owner):
         handles = None if seqs is None else _as_handles(seqs, len(ids))
         where = None if positions is None else as_ints(positions, "positions", np.int32, len(ids))
         wanted = _as_outputs(outputs, len(ids), handles)
-        pooled = _as_member(pooling, Pooling, "pooling")
+        pooled = as_member(pooling, Pooling, "pooling")
         if pooled != Pooling.NONE and handles is None:
             raise InvalidArgumentError("pooling needs seqs")
         results = np.empty((len(wanted), self._n_result), np.float32)
@@ -235,6 +241,37 @@ class Executor(Owner):
             return results
         assert handles is not None
         return results[: len(np.unique(handles[wanted]))].copy()
+
+    def embed(
+        self, texts: Sequence[Ints], pooling: Literal["mean", "last"] = "mean"
+    ) -> npt.NDArray[np.float32]:
+        """Run texts of which only one row each is wanted, all in one forward.
+
+        `texts`: the tokens of each, at least one. `pooling`: the "mean" of a text's result rows, or
+        the "last". With an executor of a model's hidden states these are the texts' embeddings. The
+        sequences are opened for it and closed after it.
+
+        Returns float32 [n texts, n_result], the caller's own. Errors as `Cache.open` and `run`;
+        nothing stays in the cache either way.
+        """
+        if self._cache is None:
+            raise InvalidArgumentError("embed needs an executor that was given its cache itself")
+        if pooling not in ("mean", "last"):
+            raise InvalidArgumentError(f"pooling is {pooling!r}, not one of mean, last")
+        ids = [as_ints(text, f"texts[{i}]", np.int32) for i, text in enumerate(texts)]
+        if not all(len(one) for one in ids):
+            raise EmptyStepError("a text has no tokens")
+        seqs: list[int] = []
+        try:
+            seqs += (self._cache.open() for _ in ids)
+            owners = np.repeat(np.array(seqs, np.int64), [len(one) for one in ids])
+            tokens = np.concatenate(ids) if ids else np.empty(0, np.int32)
+            if pooling == "last":
+                return self.run(tokens, owners)
+            return self.run(tokens, owners, outputs="all", pooling="mean")
+        finally:
+            for seq in seqs:
+                self._cache.close_seq(seq)
 
     def _explain(self, error: CellkvError, n_tokens: int) -> None:
         """Add what C had no place for: the shortfall, and why `should_abort` stopped the step."""
@@ -318,12 +355,6 @@ def _as_program(program: Any, held: contextlib.ExitStack) -> _lib.cellkv_program
     if not address:
         raise InvalidArgumentError("program is NULL")
     return _lib.cellkv_program.from_address(address)
-
-
-def _as_member(value: Any, members: type[enum.IntEnum], what: str) -> int:
-    if isinstance(value, str):
-        return by_name(value, {member.name.lower(): member.value for member in members}, what)
-    return as_int(value, what)
 
 
 def _as_handles(seqs: Any, n_tokens: int) -> npt.NDArray[np.int64]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import enum
 import functools
 import os
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _lib
-from ._arguments import TYPES, as_floats, as_int, as_path, as_text, by_name
+from ._arguments import TYPES, as_floats, as_int, as_member, as_path, as_text, by_name
 from ._lib import check, lib
 from ._owned import Owned, Owner
 from .cache import Cache, CacheKind, KindName, Layer, TypeName, _config
@@ -22,6 +23,16 @@ from .executor import Executor
 
 if TYPE_CHECKING:
     from .tokenizer import Tokenizer
+
+
+OutputName: TypeAlias = Literal["logits", "hidden"]
+
+
+class Output(enum.IntEnum):
+    """What a model's result rows are."""
+
+    LOGITS = 0
+    HIDDEN = 1
 
 
 class ModelInfo(NamedTuple):
@@ -164,11 +175,16 @@ class Model(Owner):
             raise TokenizerError("this model was made from arrays, without a tokenizer")
         return Tokenizer(self._metadata)
 
-    def program(self) -> _lib.cellkv_program:
-        """Return the model as the C struct of a program; it lives as long as the model."""
+    def program(self, output: Output | OutputName = "logits") -> _lib.cellkv_program:
+        """Return the model as the C struct of a program; it lives as long as the model.
+
+        `output`: what a result row is: "logits" [n_vocab], or "hidden": the hidden state after the
+        last norm [n_embd], which logits are made of.
+        """
+        chosen = as_member(output, Output, "output")
         program = _lib.sized(_lib.cellkv_program)
         with self._owned as model:
-            check(lib.cellkv_model_program(model, ctypes.byref(program)))
+            check(lib.cellkv_model_program(model, chosen, ctypes.byref(program)))
         return program
 
     def new_cache(
@@ -197,9 +213,19 @@ class Model(Owner):
             )
         return Cache._adopt(address)
 
-    def executor(self, cache: Cache | None = None, **options: Any) -> Executor:
-        """Make an executor of this model over a cache; options and errors as `Executor`."""
-        return Executor(self, cache, **options)
+    def executor(
+        self,
+        cache: Cache | None = None,
+        *,
+        output: Output | OutputName = "logits",
+        **options: Any,
+    ) -> Executor:
+        """Make an executor of this model over a cache.
+
+        `output` as in `program`; other options and errors as `Executor`.
+        """
+        with self._owned:
+            return Executor(self.program(output), cache, **options)
 
 
 def _model_config(

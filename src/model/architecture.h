@@ -4,6 +4,7 @@
 #define CELLKV_MODEL_ARCHITECTURE_H
 
 #include <cellkv/executor.h>
+#include <cellkv/model.h>
 
 #include "decoder.h"
 #include "metadata.h"
@@ -20,7 +21,8 @@ struct ck_architecture {
     void (*want)(struct ck_decoder *decoder, struct ck_weights *weights);
 
     /* A program's build (executor.h). */
-    cellkv_status (*build)(const struct ck_decoder *decoder, cellkv_graph *graph);
+    cellkv_status (*build)(const struct ck_decoder *decoder, cellkv_output output,
+                           cellkv_graph *graph);
 };
 
 extern const struct ck_architecture ck_architecture_llama;

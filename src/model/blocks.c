@@ -152,15 +152,18 @@ static struct ggml_tensor *soft_capped(struct ggml_context *context, struct ggml
 void ck_finish(const struct ck_forward *forward, struct ggml_tensor *x) {
     const struct ck_decoder *decoder = forward->decoder;
     x = ck_rms_norm(forward, x, decoder->norm);
-    x = ggml_mul_mat(forward->context, decoder->head, x);
-    if (decoder->logit_soft_cap > 0.0f) {
+    if (forward->output == CELLKV_OUTPUT_LOGITS) {
+        x = ggml_mul_mat(forward->context, decoder->head, x);
+    }
+    if (forward->output == CELLKV_OUTPUT_LOGITS && decoder->logit_soft_cap > 0.0f) {
         x = soft_capped(forward->context, x, decoder->logit_soft_cap);
     }
     cellkv_graph_set_result(forward->graph, x);
 }
 
-cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_graph *graph) {
-    const struct ck_forward forward = {decoder, graph, cellkv_graph_context(graph)};
+cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_output output,
+                               cellkv_graph *graph) {
+    const struct ck_forward forward = {decoder, output, graph, cellkv_graph_context(graph)};
     struct ggml_tensor *x = ck_embed(&forward);
     for (int32_t l = 0; l < decoder->n_layers; l++) {
         const struct ck_attention *attention = &decoder->layers[l].attention;

@@ -3,12 +3,14 @@
 #define CELLKV_MODEL_BLOCKS_H
 
 #include <cellkv/executor.h>
+#include <cellkv/model.h>
 
 #include "decoder.h"
 
 /* One forward under construction. */
 struct ck_forward {
     const struct ck_decoder *decoder;
+    cellkv_output output;
     cellkv_graph *graph;
     struct ggml_context *context; /* the graph's */
 };
@@ -45,12 +47,13 @@ bool ck_ends_at(const struct ck_forward *forward, int32_t l);
 struct ggml_tensor *ck_keep_outputs(const struct ck_forward *forward, int32_t l,
                                     struct ggml_tensor *x);
 
-/* Final norm, head and soft cap, as the graph's result. */
+/* The final norm, and for logits head and soft cap, as the graph's result. */
 void ck_finish(const struct ck_forward *forward, struct ggml_tensor *x);
 
 /* All of it, for decoders whose layers add attention, then feed-forward to the hidden state, each
  * over its normalized self: a program's build (executor.h). */
-cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_graph *graph);
+cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_output output,
+                               cellkv_graph *graph);
 
 /* The most tensors that ck_build_forward makes, for a program. */
 int32_t ck_max_tensors(const struct ck_decoder *decoder);

@@ -9,7 +9,16 @@
 #include "cells/memory.h"
 #include "placement.h"
 
+enum { N_OUTPUTS = CELLKV_OUTPUT_HIDDEN + 1 };
+
+/* The context of one of the model's programs. */
+struct ck_model_use {
+    struct cellkv_model *model;
+    cellkv_output output;
+};
+
 struct cellkv_model {
+    struct ck_model_use uses[N_OUTPUTS];
     atomic_int n_references; /* the caller's, and one per executor */
     const struct ck_architecture *architecture;
     struct ck_decoder decoder;
@@ -36,20 +45,24 @@ static void destroy(struct cellkv_model *model) {
 }
 
 static void retain(void *context) {
-    struct cellkv_model *model = context;
-    atomic_fetch_add(&model->n_references, 1);
+    const struct ck_model_use *use = context;
+    atomic_fetch_add(&use->model->n_references, 1);
 }
 
-static void release(void *context) {
-    struct cellkv_model *model = context;
+static void drop(struct cellkv_model *model) {
     if (atomic_fetch_sub(&model->n_references, 1) == 1) {
         destroy(model);
     }
 }
 
+static void release(void *context) {
+    const struct ck_model_use *use = context;
+    drop(use->model);
+}
+
 void cellkv_model_free(cellkv_model *model) {
     if (model != NULL) {
-        release(model);
+        drop(model);
     }
 }
 
@@ -171,6 +184,9 @@ static cellkv_status make(struct ck_source *source, const cellkv_model_config *c
         status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "a model");
     } else {
         atomic_init(&model->n_references, 1);
+        for (int i = 0; i < N_OUTPUTS; i++) {
+            model->uses[i] = (struct ck_model_use){model, (cellkv_output)i};
+        }
         status = fill(model, source, config);
     }
     if (status == CELLKV_OK) {
@@ -267,19 +283,24 @@ cellkv_status cellkv_model_get_info(const cellkv_model *model, cellkv_model_info
 }
 
 static cellkv_status build(void *context, cellkv_graph *graph) {
-    const struct cellkv_model *model = context;
-    return model->architecture->build(&model->decoder, graph);
+    const struct ck_model_use *use = context;
+    return use->model->architecture->build(&use->model->decoder, use->output, graph);
 }
 
-cellkv_status cellkv_model_program(cellkv_model *model, cellkv_program *program) {
+cellkv_status cellkv_model_program(cellkv_model *model, cellkv_output output,
+                                   cellkv_program *program) {
     if (model == NULL || program == NULL) {
         return ck_fail_null(model == NULL ? "model" : "program");
     }
+    if ((int)output < 0 || (int)output >= N_OUTPUTS) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "output %d is none", (int)output);
+    }
+    const struct ck_decoder *decoder = &model->decoder;
     *program = (cellkv_program){
         .size = sizeof *program,
-        .context = model,
-        .n_vocab = model->decoder.n_vocab,
-        .n_result = model->decoder.n_vocab,
+        .context = &model->uses[output],
+        .n_vocab = decoder->n_vocab,
+        .n_result = output == CELLKV_OUTPUT_HIDDEN ? decoder->n_embd : decoder->n_vocab,
         .n_layers = model->decoder.n_layers,
         .layers = model->layers,
         .max_tensors = ck_max_tensors(&model->decoder),

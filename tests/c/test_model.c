@@ -157,7 +157,7 @@ static void test_executors_keep_a_model_and_its_file_alive(void) {
     CHECK_OK(
         cellkv_model_new_cache(model, &cache_config, CELLKV_TYPE_F32, CELLKV_TYPE_F16, &cache));
     cellkv_program program;
-    CHECK_OK(cellkv_model_program(model, &program));
+    CHECK_OK(cellkv_model_program(model, CELLKV_OUTPUT_LOGITS, &program));
     cellkv_executor_config config = cellkv_executor_config_default();
     config.program = &program;
     config.cache = cache;

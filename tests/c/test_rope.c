@@ -21,7 +21,8 @@ struct program {
 /* One head that attends to itself; what is read out is the head after its turn. */
 static cellkv_status build(void *context, cellkv_graph *graph) {
     struct program *program = context;
-    const struct ck_forward forward = {&program->decoder, graph, cellkv_graph_context(graph)};
+    const struct ck_forward forward = {&program->decoder, CELLKV_OUTPUT_LOGITS, graph,
+                                       cellkv_graph_context(graph)};
     struct ggml_tensor *x = ck_embed(&forward);
     x = ggml_reshape_3d(forward.context, x, HEAD_DIM, 1, x->ne[1]);
     x = ck_apply_rope(&forward, &program->rope, x);
