@@ -1,4 +1,4 @@
-"""What does a K/V type cost, and what does it save? Bytes, time and exactness of attention over each.
+"""What does a K/V type cost, and what does it save? Bytes, time and exactness of attention.
 
 Errors are relative L2 beside float64: of attention alone, whose K and V are taken as they are
 stored, and of all of it, rounding of K and V included. Times are of the graph's compute.
