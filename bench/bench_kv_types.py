@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -44,18 +45,18 @@ def machine() -> Iterator[Machine]:
         yield machine
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
 def bench_decode_step_by_type(
-    benchmark: BenchmarkFixture, figures: Figures, machine: Machine, strategy: str
+    benchmark: BenchmarkFixture, figures: Figures, machine: Machine
 ) -> None:
     with contextlib.ExitStack() as stack:
-        contenders = {type_name: decode_step(stack, type_name, strategy) for type_name in TYPES}
+        contenders = dict(decode_steps(stack))
         also = functools.partial(machine.limits, DECODE.n_bytes(SMOLLM2))
         seconds, limits = benchmark.pedantic(
             take_turns, (contenders, "compute_us"), {"also": also}, rounds=1
         )
     question = f"K/V types: attention of {DECODE}; {SMOLLM2}"
-    for type_name, times in seconds.items():
+    for strategy, type_name in itertools.product(STRATEGIES, TYPES):
+        times = seconds[strategy, type_name]
         n_bytes = DECODE.n_bytes(SMOLLM2, BYTES[type_name])
         rates_of_it = rates(times, n_bytes, DECODE.n_flops(SMOLLM2), limits)
         words = f"{type_name}, {bytes_per_token(SMOLLM2, type_name):,} B/token"
@@ -82,14 +83,18 @@ def bytes_per_token(shape: Shape, type_name: str) -> int:
     return int(n_values * BYTES[type_name])
 
 
-def decode_step(stack: contextlib.ExitStack, type_name: str, strategy: str) -> Contender:
-    """A token for each of the sequences, in a full cache of its own."""
-    program, cache = stack.enter_context(table_cache(SMOLLM2, DECODE.n_cells, type_name=type_name))
-    stored = cache.stats.storage_bytes / cache.stats.rows
-    assert abs(stored / bytes_per_token(SMOLLM2, type_name) - 1) < 0.02  # rows are padded
-    made = executors(stack, program, cache, {"ragged", strategy})
-    filled = fill(made["ragged"], cache, DECODE)
-    return contender(made[strategy], cache, filled.seqs)
+def decode_steps(stack: contextlib.ExitStack) -> Iterator[tuple[tuple[str, str], Contender]]:
+    """A token for each of the sequences, by strategy and type, each type in a full cache."""
+    for type_name in TYPES:
+        program, cache = stack.enter_context(
+            table_cache(SMOLLM2, DECODE.n_cells, type_name=type_name)
+        )
+        stored = cache.stats.storage_bytes / cache.stats.rows
+        assert abs(stored / bytes_per_token(SMOLLM2, type_name) - 1) < 0.02  # rows are padded
+        made = executors(stack, program, cache, STRATEGIES)
+        seqs = fill(made["ragged"], cache, DECODE).seqs
+        for strategy in STRATEGIES:
+            yield (strategy, type_name), contender(made[strategy], cache, seqs)
 
 
 def errors_of(type_name: str) -> tuple[dict[str, float], dict[str, float]]:

@@ -10,7 +10,7 @@ import pytest
 import cellkv
 import oracle
 from table_program import random_tables
-from world import DENSE_TOLERANCE, NewWorld, World
+from world import NewWorld, World, dense_tolerance
 
 TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0"]
 IN_BLOCKS = ["q8_0", "q4_0"]
@@ -188,7 +188,7 @@ def test_dense_after_ragged_keeps_what_was_written_into_freed_rows(type_name: st
             for n in (1, 70):
                 tokens = world.random_tokens(n)
                 results = dense.run(tokens, world.handles["a"], outputs="all")
-                world.tolerance = max(DENSE_TOLERANCE[name] for name in world.types)
+                world.tolerance = dense_tolerance(*world.types)
                 world.check(["a"] * n, tokens, results)
 
 
@@ -245,9 +245,10 @@ def test_a_sequences_outputs_do_not_depend_on_who_else_is_in_the_step(type_name:
                 assert oracle.relative_error(one, other) < 1e-6
 
 
-def test_the_same_step_gives_the_same_bits(new_world: NewWorld) -> None:
+@pytest.mark.parametrize("type_name", ["f16", "q8_0", "q4_0"])
+def test_the_same_step_gives_the_same_bits(new_world: NewWorld, type_name: str) -> None:
     tables = random_tables(np.random.default_rng(10), (0, 40))
-    with new_world(tables, type_k="f16", type_v="f16", n_threads=2) as world:
+    with new_world(tables, type_k=type_name, type_v=type_name, n_threads=2) as world:
         world.open("a", "b")
         world.prefill("a", 900)
         world.clone("a", "c", upto=800)
@@ -271,7 +272,7 @@ def test_any_number_of_threads(new_world: NewWorld, n_threads: int) -> None:
 
 
 def test_ragged_is_more_exact_than_dense() -> None:
-    for type_name in ("f16", "bf16"):
+    for type_name in ("f16", "bf16", "q8_0", "q4_0"):
         worst = {}
         for strategy in ("dense", "ragged"):
             tables = random_tables(np.random.default_rng(12))
@@ -280,3 +281,43 @@ def test_ragged_is_more_exact_than_dense() -> None:
                 run_a_while(world)
                 worst[strategy] = world.worst
         assert worst["ragged"] < worst["dense"] / 100
+
+
+# ---- what is stored in blocks ----
+
+
+@pytest.mark.parametrize("type_name", IN_BLOCKS)
+def test_a_value_is_stored_to_half_a_step_of_its_block(type_name: str) -> None:
+    """So the oracle, which takes K and V as stored, is not as wrong as what it judges."""
+    values = np.random.default_rng(13).standard_normal((64, 96), np.float32)
+    values[3, 32:64] = 0
+    values[4, :32] *= 1e-6  # where the scale is no normal number of 16 bits
+    stored = oracle.round_to(values, type_name)
+    largest = np.abs(values.reshape(64, 3, 32)).max(axis=2)
+    # The scale is rounded as well, to 11 bits. Numbers of 4 bits end at 7, one step before -8.
+    step = largest / 127 * 0.51 if type_name == "q8_0" else largest / 8 * 1.01
+    off = np.abs(stored - values).reshape(64, 3, 32).max(axis=2)
+    assert (off <= step + largest * 2.0**-11 + 127 * 2.0**-25).all()
+    assert (stored[3, 32:64] == 0).all()
+
+
+@pytest.mark.parametrize("type_name", IN_BLOCKS)
+def test_widths_that_are_no_whole_blocks_are_refused_with_the_layer(type_name: str) -> None:
+    good = cellkv.Layer(2, 64, 96, 0, type_name, type_name)
+    for backend in ("ggml", "cells"):
+        for change, words in (
+            ({"head_dim_k": 48}, "layer 1: head_dim_k is 48, .* blocks of 32"),
+            ({"head_dim_v": 8}, "layer 1: head_dim_v is 8, .* blocks of 32"),
+        ):
+            with pytest.raises(cellkv.InvalidArgumentError, match=words):
+                cellkv.Cache([good, good._replace(**change)], backend=backend)
+        cellkv.Cache([good, good._replace(head_dim_k=17, type_k="f16")], backend=backend).close()
+
+
+@pytest.mark.parametrize("type_name", IN_BLOCKS)
+def test_a_cell_takes_the_bytes_of_its_blocks(type_name: str) -> None:
+    layers = [cellkv.Layer(3, 64, 32, 0, type_name, "f16")] * 2
+    with cellkv.Cache(layers, capacity=1024, initial_rows=1024) as cache:
+        block = {"q8_0": 34, "q4_0": 18}[type_name]
+        per_cell = 2 * 3 * (64 // 32 * block + 32 * 2)
+        assert 0 <= cache.stats.storage_bytes - 1024 * per_cell < 1024

@@ -61,7 +61,7 @@ def test_kept_and_rebuilt_graphs_give_the_same_bits(new_world: NewWorld, tables:
             steps += [world.step(["b"]) for _ in range(3)]
             return steps
 
-    for type_name in ("f32", "f16"):
+    for type_name in ("f32", "f16", "q8_0", "q4_0"):
         for kept, rebuilt in zip(run(True, type_name), run(False, type_name), strict=True):
             np.testing.assert_array_equal(kept, rebuilt)
 
@@ -105,9 +105,13 @@ def test_growing_rows_drops_the_graphs(world: World) -> None:
     assert world.cache.stats.rows == 512
 
 
+@pytest.mark.parametrize(("type_k", "type_v"), [("f32", "f32"), ("q8_0", "q4_0")])
 @pytest.mark.parametrize("initial_rows", [0, 1, 3, 1000])
-def test_any_number_of_initial_rows(new_world: NewWorld, tables: list, initial_rows: int) -> None:
-    with new_world(tables, capacity=1000, initial_rows=initial_rows) as world:
+def test_any_number_of_initial_rows(
+    new_world: NewWorld, tables: list, initial_rows: int, type_k: str, type_v: str
+) -> None:
+    options = {"initial_rows": initial_rows, "type_k": type_k, "type_v": type_v}
+    with new_world(tables, capacity=1000, **options) as world:
         assert world.cache.stats.rows == initial_rows
         assert (world.cache.stats.storage_bytes == 0) == (initial_rows == 0)
         world.open("a", "b")
@@ -266,15 +270,17 @@ def test_an_aborted_forward_leaves_its_cells_claimed_and_undo_gives_them_back(
         world.step(["a", "b"])
 
 
-def test_a_kept_token_survives_an_undo(world: World) -> None:
-    world.open("a")
-    world.prefill("a", 3)
-    tokens = world.random_tokens(5)
-    world.executor.run(tokens, world.handles["a"])
-    world.cache.undo_step(n_keep=2)
-    world.truth["a"].append(tokens[:2])
-    assert world.cache.next_pos(world.handles["a"]) == 5
-    world.step(["a"])
+@pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0", "q4_0"])
+def test_a_kept_token_survives_an_undo(new_world: NewWorld, tables: list, type_name: str) -> None:
+    with new_world(tables, type_k=type_name, type_v=type_name) as world:
+        world.open("a")
+        world.prefill("a", 3)
+        tokens = world.random_tokens(5)
+        world.executor.run(tokens, world.handles["a"])
+        world.cache.undo_step(n_keep=2)
+        world.truth["a"].append(tokens[:2])
+        assert world.cache.next_pos(world.handles["a"]) == 5
+        world.step(["a"])
 
 
 @pytest.mark.parametrize("declared", [True, False])

@@ -1,7 +1,7 @@
 """The founding suite: what cellkv exists for, against naive attention in float64.
 
-On every device present, for f32 and f16 storage, graph caching on and off, every strategy, and
-starting from one row.
+On every device present, for storage in floats and in blocks, graph caching on and off, every
+strategy, and starting from one row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(params=["f32", "f16"])
+@pytest.fixture(params=["f32", "f16", "q8_0", "q4_0"])
 def type_name(request: pytest.FixtureRequest) -> str:
     return request.param
 
