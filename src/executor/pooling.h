@@ -1,4 +1,5 @@
-/* Mean pooling: the results of a step's outputs, averaged for each sequence as they are read out. */
+/* Mean pooling: the results of a step's outputs, averaged for each sequence as they are read out.
+ */
 #ifndef CELLKV_EXECUTOR_POOLING_H
 #define CELLKV_EXECUTOR_POOLING_H
 
@@ -15,7 +16,8 @@ struct ck_pooling {
     int32_t *counts;      /* scratch: [n_rows] */
     float *result;        /* [n_result] one output's, as read out */
     int32_t n_rows;
-    int32_t room_rows, room_shares, room_slots, room_counts, room_result; /* the arrays are reused */
+    int32_t room_rows, room_shares, room_slots, room_counts,
+        room_result; /* the arrays are reused */
 };
 
 /* Assigns result rows to the sequences of the placed step's outputs, in order of appearance.
