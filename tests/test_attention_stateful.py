@@ -14,18 +14,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from cellkv import Executor, NoSlotError, OutOfCellsError
 from table_program import random_tables
-from world import DENSE_TOLERANCE, RAGGED_TOLERANCE, World
+from world import RAGGED_TOLERANCE, World, dense_tolerance
 
 CAPACITY = 300
 MAX_SEQS = 7
-SHAPE = {"n_heads": 4, "n_kv_heads": 2, "head_dim_k": 16, "head_dim_v": 8}
+SHAPE = {"n_heads": 4, "n_kv_heads": 2, "head_dim_k": 32, "head_dim_v": 32}
 TABLES = random_tables(np.random.default_rng(31), (0, 6), **SHAPE)
 
 
 class AttentionMachine(RuleBasedStateMachine):
     """Sequences are named by numbers; the oracle has them in `world.truth`."""
 
-    @initialize(type_name=st.sampled_from(["f32", "f16"]), max_batch=st.sampled_from([5, 512]))
+    @initialize(
+        type_name=st.sampled_from(["f32", "f16", "q8_0"]), max_batch=st.sampled_from([5, 512])
+    )
     def start(self, type_name: str, max_batch: int) -> None:
         self.held = contextlib.ExitStack()
         self.world = self.held.enter_context(
@@ -41,7 +43,10 @@ class AttentionMachine(RuleBasedStateMachine):
             )
         )
         self.executors = {"dense": self.world.executor, "ragged": self.ragged}
-        self.tolerances = {"dense": DENSE_TOLERANCE[type_name], "ragged": RAGGED_TOLERANCE}
+        self.tolerances = {
+            "dense": dense_tolerance(type_name, type_name),
+            "ragged": RAGGED_TOLERANCE,
+        }
         self.n_opened = 0
 
     def teardown(self) -> None:

@@ -177,11 +177,27 @@ static struct ck_tile tile_at(const struct work *work, const struct ck_rows *row
         .n_upcoming = at_most(work->end - cell - n, CK_TILE),
     };
     tile.upcoming_rows = tile.rows;
+    tile.upcoming_bytes = rows->head_bytes;
     if (tile.n_upcoming == 0) {
         tile.upcoming_rows = rows->data + (size_t)then.kv_head * rows->head_bytes;
         tile.upcoming = then.cells;
         tile.n_upcoming = then.n_cells;
     }
+    return tile;
+}
+
+/* The same where all heads of a tile are read in turn: each asks for all heads of its share of the
+ * upcoming cells, as heads may share lines of the caches. */
+static struct ck_tile shared_tile_at(const struct work *work, const struct ck_rows *rows,
+                                     int32_t kv_head, int32_t cell) {
+    const int32_t n_heads = work->attention->n_kv_heads;
+    const struct upcoming then = {kv_head, work->upcoming, work->n_upcoming};
+    struct ck_tile tile = tile_at(work, rows, kv_head, then, cell);
+    const int32_t first = tile.n_upcoming * kv_head / n_heads;
+    tile.n_upcoming = tile.n_upcoming * (kv_head + 1) / n_heads - first;
+    tile.upcoming += first;
+    tile.upcoming_rows = rows->data;
+    tile.upcoming_bytes = rows->head_bytes * (size_t)n_heads;
     return tile;
 }
 
@@ -266,9 +282,8 @@ static void compute_few(const struct work *work) {
         }
         const bool all = see_all(work, 0, work->n_rows, n);
         for (int32_t h = 0; h < attention->n_kv_heads; h++) {
-            const struct upcoming then = {h, work->upcoming, work->n_upcoming};
-            const struct ck_tile k = tile_at(work, &attention->k, h, then, cell);
-            const struct ck_tile v = tile_at(work, &attention->v, h, then, cell);
+            const struct ck_tile k = shared_tile_at(work, &attention->k, h, cell);
+            const struct ck_tile v = shared_tile_at(work, &attention->v, h, cell);
             float *sums = work->sums + (size_t)h * n_sums;
             kernels->scores[attention->k.type](&k, work->queries + (size_t)h * n_queries,
                                                work->n_rows, work->scores);

@@ -89,6 +89,7 @@ static void decode_all(const struct decode *decode, const char *k, const char *v
                 .n_cells = CK_TILE,
                 .cells = cells + first,
                 .upcoming_rows = k + head * head_bytes,
+                .upcoming_bytes = head_bytes,
                 .upcoming = cells + first + CK_TILE,
                 .n_upcoming = last ? 0 : CK_TILE,
             };

@@ -174,6 +174,7 @@ void rows_new(struct rows *rows, const struct fence *fence, struct dice *dice,
     rows->tile.cells = rows->cells;
     rows->tile.upcoming = rows->upcoming;
     rows->tile.upcoming_rows = first;
+    rows->tile.upcoming_bytes = 1 + roll(dice, (uint32_t)stride);
 }
 
 void rows_free(struct rows *rows) {

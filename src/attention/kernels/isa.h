@@ -47,18 +47,15 @@ enum { CK_LINE = 64 }; /* of the caches, in bytes */
 /* The rows to be prefetched, handed out in even shares over the work on a tile. */
 struct ck_prefetch {
     const struct ck_tile *tile;
-    size_t row_bytes;
     bool in_lines; /* rows begin where cache lines do */
     int32_t next;
     int32_t share;
 };
 
 /* With n_shares calls of ck_prefetch_share() to come. */
-CK_INLINE struct ck_prefetch ck_prefetch_begin(const struct ck_tile *tile, enum ck_row_type type,
-                                               int32_t n_shares) {
+CK_INLINE struct ck_prefetch ck_prefetch_begin(const struct ck_tile *tile, int32_t n_shares) {
     return (struct ck_prefetch){
         .tile = tile,
-        .row_bytes = ck_row_bytes(type, tile->width),
         .in_lines = ((uintptr_t)tile->upcoming_rows | tile->stride) % CK_LINE == 0,
         .share = (tile->n_upcoming + n_shares - 1) / n_shares,
     };
@@ -66,11 +63,12 @@ CK_INLINE struct ck_prefetch ck_prefetch_begin(const struct ck_tile *tile, enum 
 
 /* As many lines of each row, so that no branch depends on how it lies. */
 CK_INLINE void ck_prefetch_row(const struct ck_prefetch *prefetch, const char *row) {
-    for (size_t at = 0; at < prefetch->row_bytes; at += CK_LINE) {
+    size_t bytes = prefetch->tile->upcoming_bytes;
+    for (size_t at = 0; at < bytes; at += CK_LINE) {
         __builtin_prefetch(row + at, 0, 2);
     }
     if (!prefetch->in_lines) {
-        __builtin_prefetch(row + prefetch->row_bytes - 1, 0, 2);
+        __builtin_prefetch(row + bytes - 1, 0, 2);
     }
 }
 

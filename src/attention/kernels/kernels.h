@@ -41,8 +41,9 @@ struct ck_tile {
     int32_t width;        /* elements of the head's part, >= 8: a multiple of 8, or whole blocks */
     int32_t n_cells;      /* 1 .. CK_TILE */
     const int32_t *cells; /* [n_cells] the rows, in any order */
-    /* What will be read next, to be prefetched: the same width of some other cells or head. */
+    /* What will be read next, to be prefetched: bytes of some other rows, at the same stride. */
     const char *upcoming_rows;
+    size_t upcoming_bytes;
     const int32_t *upcoming; /* [n_upcoming] */
     int32_t n_upcoming;      /* 0 .. CK_TILE */
 };

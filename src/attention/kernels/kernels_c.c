@@ -87,7 +87,7 @@ static float dot(const float *a, const float *b, int32_t n) {
 
 CK_INLINE void scores(const struct ck_tile *k, enum ck_row_type type, const float *queries,
                       int32_t n_rows, float *out) {
-    struct ck_prefetch prefetch = ck_prefetch_begin(k, type, k->n_cells);
+    struct ck_prefetch prefetch = ck_prefetch_begin(k, k->n_cells);
     for (int32_t c = 0; c < k->n_cells; c++) {
         ck_prefetch_share(&prefetch);
         for (int32_t begin = 0; begin < k->width; begin += CHUNK) {
@@ -105,7 +105,7 @@ CK_INLINE void scores(const struct ck_tile *k, enum ck_row_type type, const floa
 
 CK_INLINE void values(const struct ck_tile *v, enum ck_row_type type, const float *weights,
                       const float *factors, int32_t n_rows, float *sums) {
-    struct ck_prefetch prefetch = ck_prefetch_begin(v, type, v->n_cells);
+    struct ck_prefetch prefetch = ck_prefetch_begin(v, v->n_cells);
     for (int32_t r = 0; r < n_rows; r++) {
         for (int32_t i = 0; i < v->width; i++) {
             sums[r * v->width + i] *= factors[r];
@@ -129,7 +129,7 @@ CK_INLINE void values(const struct ck_tile *v, enum ck_row_type type, const floa
 }
 
 CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *packed) {
-    struct ck_prefetch prefetch = ck_prefetch_begin(k, type, k->n_cells);
+    struct ck_prefetch prefetch = ck_prefetch_begin(k, k->n_cells);
     if (k->n_cells < CK_TILE) {
         memset(packed, 0, (size_t)k->width * CK_TILE * sizeof(float));
     }
@@ -147,7 +147,7 @@ CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *pac
 }
 
 CK_INLINE bool pack_v(const struct ck_tile *v, enum ck_row_type type, float *packed) {
-    struct ck_prefetch prefetch = ck_prefetch_begin(v, type, v->n_cells);
+    struct ck_prefetch prefetch = ck_prefetch_begin(v, v->n_cells);
     bool finite = true;
     for (int32_t c = 0; c < v->n_cells; c++) {
         ck_prefetch_share(&prefetch);

@@ -78,7 +78,7 @@ CK_INLINE void scores(const struct ck_tile *k, enum ck_row_type type, const floa
                       int32_t n_rows, float *out) {
     int32_t width = k->width;
     int32_t part = even_part(n_rows, FEW_BLOCK);
-    struct ck_prefetch upcoming = ck_prefetch_begin(k, type, (k->n_cells + 3) / 4);
+    struct ck_prefetch upcoming = ck_prefetch_begin(k, (k->n_cells + 3) / 4);
     for (int32_t c = 0; c < k->n_cells; c += LANES) {
         const char *rows[LANES];
         find_rows(k, c, rows);
@@ -206,7 +206,7 @@ CK_INLINE void values(const struct ck_tile *v, enum ck_row_type type, const floa
     int32_t vectors_part = n_vectors ? even_part(n_vectors, VALUE_VECTORS) : 0;
     int32_t together = smaller_of(vectors_at_once(type), VALUE_VECTORS);
     vectors_part = (vectors_part + together - 1) / together * together;
-    struct ck_prefetch upcoming = ck_prefetch_begin(v, type, v->n_cells);
+    struct ck_prefetch upcoming = ck_prefetch_begin(v, v->n_cells);
     for (int32_t begin = 0; begin < v->width;) {
         int32_t vectors = smaller_of(vectors_part, n_vectors - begin / LANES);
         for (int32_t r = 0; r < n_rows; r += part) {

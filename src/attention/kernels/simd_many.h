@@ -33,7 +33,7 @@ CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *pac
     int32_t n_groups = (k->n_cells + LANES - 1) / LANES;
     int32_t n_squares = (k->width + LANES - 1) / LANES;
     int32_t n_parts = vectors_at_once(type);
-    struct ck_prefetch upcoming = ck_prefetch_begin(k, type, n_groups * n_squares);
+    struct ck_prefetch upcoming = ck_prefetch_begin(k, n_groups * n_squares);
     for (int32_t c = 0; c < k->n_cells; c += LANES) {
         const char *rows[LANES];
         find_rows(k, c, rows);
@@ -59,7 +59,7 @@ CK_INLINE void pack_k(const struct ck_tile *k, enum ck_row_type type, float *pac
 }
 
 CK_INLINE bool pack_v(const struct ck_tile *v, enum ck_row_type type, float *packed) {
-    struct ck_prefetch upcoming = ck_prefetch_begin(v, type, v->n_cells);
+    struct ck_prefetch upcoming = ck_prefetch_begin(v, v->n_cells);
     int32_t n_parts = vectors_at_once(type);
     vec highest = vec_zero();
     for (int32_t c = 0; c < v->n_cells; c++) {
