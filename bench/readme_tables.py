@@ -17,6 +17,7 @@ from typing import Any
 from peer import report
 
 Run = Mapping[str, Any]
+KV_TYPES = "K/V types"
 
 
 def line(*cells: str) -> str:
@@ -74,15 +75,32 @@ def sharers_rows(run: Run) -> list[str]:
     ]
 
 
+def by_strategy(errors: Mapping[str, Any]) -> list[str]:
+    return [f"{errors['by_strategy'][name]:.1e}" for name in ("ragged", "dense")]
+
+
 def accuracy_rows(run: Run) -> list[str]:
     """types, width | case | ragged | dense"""
     return [
-        line(
-            errors["group"],
-            errors["case"],
-            *(f"{errors['by_strategy'][name]:.1e}" for name in ("ragged", "dense")),
-        )
+        line(errors["group"], errors["case"], *by_strategy(errors))
         for errors in run.get("errors", ())
+        if not errors["question"].startswith(KV_TYPES)
+    ]
+
+
+def kv_types_rows(run: Run) -> list[str]:
+    """type | ragged, ms | dense, ms | error: ragged | dense | with rounding: ragged | dense"""
+    steps: dict[str, dict[str, str]] = {}
+    for _, strategy, by_case in groups(run, KV_TYPES):
+        for case, figure in by_case.items():
+            steps.setdefault(case, {})[strategy] = ms(figure)
+    errors: dict[str, list[str]] = {}
+    for found in run.get("errors", ()):
+        if found["question"].startswith(KV_TYPES):
+            errors.setdefault(found["group"], []).extend(by_strategy(found))
+    return [
+        line(f"K and V in {case}", times["ragged"], times["dense"], *errors[case.partition(",")[0]])
+        for case, times in steps.items()
     ]
 
 
@@ -93,7 +111,7 @@ def peer_rows(run: Run) -> list[str]:
 
 def tables(run: Run) -> list[tuple[str, Sequence[str]]]:
     """Each table's columns and rows."""
-    makers = [attention_rows, idle_rows, sharers_rows, accuracy_rows]
+    makers = [attention_rows, idle_rows, sharers_rows, accuracy_rows, kv_types_rows]
     if "cases" in run:
         makers = [peer_rows]
     return [(str(maker.__doc__), maker(run)) for maker in makers]
