@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import numpy as np
 import pytest
 
@@ -139,7 +142,6 @@ def test_texts_that_cannot_be_embedded_leave_nothing_behind() -> None:
     ):
         for texts, error in (
             ([[1], []], cellkv.EmptyStepError),
-            ([], cellkv.EmptyStepError),
             ([[1], [97]], cellkv.BadTokenError),
             ([[1] * 6, [2] * 5], cellkv.OutOfCellsError),
             ([[1], [2], [3], [4]], cellkv.NoSlotError),
@@ -149,6 +151,33 @@ def test_texts_that_cannot_be_embedded_leave_nothing_behind() -> None:
             assert (cache.stats.used_cells, cache.stats.n_seqs) == (0, 0)
         with pytest.raises(cellkv.InvalidArgumentError, match="pooling"):
             executor.embed([[1]], pooling="max")
+        assert executor.embed([]).shape == (0, model.info.n_embd)
+
+
+def test_embed_waits_for_threads_inside_the_cache() -> None:
+    model, _ = tiny_model("plain")
+    with (
+        model,
+        model.new_cache() as cache,
+        model.executor(cache, output="hidden", n_threads=1) as executor,
+    ):
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(cellkv.BusyError):
+                    cache.stats  # noqa: B018
+
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            for _ in range(50):
+                with contextlib.suppress(cellkv.BusyError):
+                    executor.embed(TEXTS)
+        finally:
+            ended.set()
+            thread.join()
+        assert (cache.stats.used_cells, cache.stats.n_seqs) == (0, 0)
 
 
 @pytest.mark.parametrize("output", [2, -1, "tokens"])

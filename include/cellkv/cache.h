@@ -89,7 +89,8 @@ typedef struct cellkv_cache_config {
     int32_t capacity;           /* most cells the cache may hold, 1 .. CELLKV_MAX_CAPACITY */
     int32_t max_seqs;           /* most open sequences, 1 .. CELLKV_MAX_SEQS; kind sequence: 1 */
     int32_t initial_rows;       /* rows allocated at once, 0 .. capacity; 0: on first use. Grows by
-                                   doubling up to capacity */
+                                   doubling up to capacity, kind sequence up to its longest ring if
+                                   all layers have one */
     int32_t max_step;           /* kind sequence: the most tokens computed at once where a layer has
                                    a window, 1 .. CELLKV_MAX_CAPACITY (see there) */
     int32_t n_layers;           /* >= 1; 0 is legal with "cells" */

@@ -138,8 +138,8 @@ typedef struct cellkv_executor_config {
     cellkv_strategy strategy;
     cellkv_isa isa;     /* what strategy ragged uses, refused if it cannot; dense ignores it */
     int32_t n_threads;  /* of the CPU device, 1 .. 512; 0: one per core, at most 16 */
-    int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices. Over kind
-                           sequence with windows at most the cache's max_step */
+    int32_t max_batch;  /* tokens computed at once, >= 1: a wider step goes in slices. Kind sequence
+                           with windows: more than the cache's max_step does no more than that */
     int32_t max_graphs; /* graphs kept, >= 1: the least recently used goes first */
     bool reuse_graphs;  /* false: a graph is built for each run. Same results, bit for bit */
     bool (*should_abort)(void *context); /* asked between a running graph's nodes, by any thread:
@@ -222,10 +222,10 @@ typedef struct cellkv_step {
  *             CELLKV_ERROR_ABORTED; CELLKV_ERROR_COMPUTE; or, from the second slice on, those above
  *  On failure before compute: cells, sequences and declaration are as before the call (rows may
  *  have grown). Once compute has begun the step's cells stay claimed: call cellkv_cache_undo_step,
- *  then run again. *n_done tells the two apart only for slices; cellkv_cache_undo_step's answer
- *  always does.
- *  Cost: the forward; bookkeeping O(n_tokens + cells seen).  Threads: one caller at a time; refused
- *  with CELLKV_ERROR_BUSY otherwise.
+ *  then run again (kind sequence with rings: undo from n_done on, then run the rest, if the step
+ * was wider than max_step). *n_done tells the two apart only for slices; cellkv_cache_undo_step's
+ * answer always does. Cost: the forward; bookkeeping O(n_tokens + cells seen).  Threads: one caller
+ * at a time; refused with CELLKV_ERROR_BUSY otherwise.
  */
 CELLKV_API cellkv_status cellkv_executor_run(cellkv_executor *executor, const cellkv_step *step,
                                              float *results, int32_t *n_done);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, TypeAlias, runtime_checkable
@@ -19,7 +20,9 @@ from ._owned import Owned, Owner
 from .cache import Cache
 from .errors import (
     AbortedError,
+    BusyError,
     CellkvError,
+    ClosedError,
     EmptyStepError,
     InvalidArgumentError,
     OutOfCellsError,
@@ -119,8 +122,8 @@ class Executor(Owner):
         the cells it sees and no others; on the CPU), "dense" (ggml's flash attention over all
         rows), or "auto": ragged where it can be. `isa`: the instructions of ragged.
         `n_threads` of the CPU, 1 .. 512; 0: one per core, at most 16. `max_batch`: most tokens
-        computed at once, a wider step goes in slices; over a cache of kind SEQUENCE with windows at
-        most its `max_step`. `max_graphs`: most graphs kept;
+        computed at once, a wider step goes in slices; over a cache of kind SEQUENCE with windows
+        more than its `max_step` is as good as that. `max_graphs`: most graphs kept;
         `reuse_graphs=False` builds one for each run.
         `should_abort` is asked between a running graph's nodes, by any thread: true stops the step,
         and so does an exception, which becomes the AbortedError's cause. It costs two switches of
@@ -178,7 +181,7 @@ class Executor(Owner):
 
     @property
     def n_result(self) -> int:
-        """Floats per result row: a model's vocabulary."""
+        """Floats per result row: a model's vocabulary, or the width of its hidden state."""
         return self._n_result
 
     def run(
@@ -216,7 +219,11 @@ class Executor(Owner):
         pooled = as_member(pooling, Pooling, "pooling")
         if pooled != Pooling.NONE and handles is None:
             raise InvalidArgumentError("pooling needs seqs")
-        results = np.empty((len(wanted), self._n_result), np.float32)
+        n_rows = len(wanted)
+        if pooled != Pooling.NONE and handles is not None:
+            inside = wanted[(wanted >= 0) & (wanted < len(handles))]  # C refuses the others
+            n_rows = len(np.unique(handles[inside]))
+        results = np.empty((n_rows, self._n_result), np.float32)
         step = _lib.cellkv_step(
             n_tokens=len(ids),
             n_outputs=len(wanted),
@@ -237,10 +244,7 @@ class Executor(Owner):
                 error.n_done = n_done.value
                 self._explain(error, len(ids))
                 raise
-        if step.pooling == Pooling.NONE:
-            return results
-        assert handles is not None
-        return results[: len(np.unique(handles[wanted]))].copy()
+        return results
 
     def embed(
         self, texts: Sequence[Ints], pooling: Literal["mean", "last"] = "mean"
@@ -252,7 +256,8 @@ class Executor(Owner):
         sequences are opened for it and closed after it.
 
         Returns float32 [n texts, n_result], the caller's own. Errors as `Cache.open` and `run`;
-        nothing stays in the cache either way.
+        nothing stays in the cache either way. Waits for a thread that is inside the cache when the
+        sequences are to be closed.
         """
         if self._cache is None:
             raise InvalidArgumentError("embed needs an executor that was given its cache itself")
@@ -261,17 +266,19 @@ class Executor(Owner):
         ids = [as_ints(text, f"texts[{i}]", np.int32) for i, text in enumerate(texts)]
         if not all(len(one) for one in ids):
             raise EmptyStepError("a text has no tokens")
+        if not ids:
+            return np.empty((0, self._n_result), np.float32)
         seqs: list[int] = []
         try:
-            seqs += (self._cache.open() for _ in ids)
+            for _ in ids:
+                seqs.append(self._cache.open())
             owners = np.repeat(np.array(seqs, np.int64), [len(one) for one in ids])
-            tokens = np.concatenate(ids) if ids else np.empty(0, np.int32)
+            tokens = np.concatenate(ids)
             if pooling == "last":
                 return self.run(tokens, owners)
             return self.run(tokens, owners, outputs="all", pooling="mean")
         finally:
-            for seq in seqs:
-                self._cache.close_seq(seq)
+            _close_all(self._cache, seqs)
 
     def _explain(self, error: CellkvError, n_tokens: int) -> None:
         """Add what C had no place for: the shortfall, and why `should_abort` stopped the step."""
@@ -355,6 +362,19 @@ def _as_program(program: Any, held: contextlib.ExitStack) -> _lib.cellkv_program
     if not address:
         raise InvalidArgumentError("program is NULL")
     return _lib.cellkv_program.from_address(address)
+
+
+def _close_all(cache: Cache, seqs: list[int]) -> None:
+    for seq in seqs:
+        while True:
+            try:
+                cache.close_seq(seq)
+            except BusyError:
+                time.sleep(0.001)
+            except ClosedError:  # and the sequences with it
+                return
+            else:
+                break
 
 
 def _as_handles(seqs: Any, n_tokens: int) -> npt.NDArray[np.int64]:

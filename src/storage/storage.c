@@ -230,6 +230,9 @@ void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32
 /* The rows of positions [first, last), at most a ring full. */
 static void zero_in_ring(struct ck_storage *storage, int32_t layer, int32_t first, int32_t last) {
     const int32_t ring = storage->rings[layer];
+    if (ring > 0 && last - first > ring) {
+        first = last - ring; /* the earlier ones lie in the same rows */
+    }
     while (first < last) {
         const int32_t row = ck_ring_row(ring, first);
         const int32_t n = ring > 0 ? at_most(last - first, ring - row) : last - first;
