@@ -222,10 +222,11 @@ typedef struct cellkv_step {
  *             CELLKV_ERROR_ABORTED; CELLKV_ERROR_COMPUTE; or, from the second slice on, those above
  *  On failure before compute: cells, sequences and declaration are as before the call (rows may
  *  have grown). Once compute has begun the step's cells stay claimed: call cellkv_cache_undo_step,
- *  then run again (kind sequence with rings: undo from n_done on, then run the rest, if the step
- * was wider than max_step). *n_done tells the two apart only for slices; cellkv_cache_undo_step's
- * answer always does. Cost: the forward; bookkeeping O(n_tokens + cells seen).  Threads: one caller
- * at a time; refused with CELLKV_ERROR_BUSY otherwise.
+ *  then run again (kind sequence with rings, a step wider than max_step: undo from n_done on, and
+ *  run the rest). *n_done tells the two apart only for slices; cellkv_cache_undo_step's answer
+ *  always does.
+ *  Cost: the forward; bookkeeping O(n_tokens + cells seen).  Threads: one caller at a time; refused
+ *  with CELLKV_ERROR_BUSY otherwise.
  */
 CELLKV_API cellkv_status cellkv_executor_run(cellkv_executor *executor, const cellkv_step *step,
                                              float *results, int32_t *n_done);
