@@ -48,13 +48,10 @@ static struct ck_block make_block(const struct ck_sight *sight, int32_t segment,
 }
 
 static bool add_block(struct ck_plan *plan, const struct ck_block *block) {
-    struct ck_block *blocks =
-        ck_make_room(plan->blocks, &plan->room_blocks, (int64_t)plan->n_blocks + 1, sizeof *blocks);
-    if (blocks == NULL) {
+    if (!CK_RESERVE(plan->blocks, &plan->room_blocks, (int64_t)plan->n_blocks + 1)) {
         return false;
     }
-    plan->blocks = blocks;
-    blocks[plan->n_blocks++] = *block;
+    plan->blocks[plan->n_blocks++] = *block;
     return true;
 }
 
@@ -76,13 +73,10 @@ static bool make_blocks(struct ck_plan *plan, const struct ck_sight *sight) {
 /* ---- pieces ---- */
 
 static bool add_piece(struct ck_plan *plan, const struct ck_piece *piece) {
-    struct ck_piece *pieces =
-        ck_make_room(plan->pieces, &plan->room_pieces, (int64_t)plan->n_pieces + 1, sizeof *pieces);
-    if (pieces == NULL) {
+    if (!CK_RESERVE(plan->pieces, &plan->room_pieces, (int64_t)plan->n_pieces + 1)) {
         return false;
     }
-    plan->pieces = pieces;
-    pieces[plan->n_pieces++] = *piece;
+    plan->pieces[plan->n_pieces++] = *piece;
     return true;
 }
 
@@ -152,7 +146,7 @@ static bool make_pieces(struct ck_plan *plan, const struct ck_sight *sight, int3
 /* ---- order ---- */
 
 /* By the rows they read first: pieces of interleaved sequences then walk through memory together.
- */
+ * Of one prompt's blocks the last sees most, and goes first. */
 static int compare_pieces(const void *left, const void *right) {
     const struct ck_piece *a = left, *b = right;
     if (a->first_row != b->first_row) {
@@ -184,14 +178,6 @@ static void order_pieces(struct ck_plan *plan, const struct ck_sight *sight) {
 
 /* ---- parts ---- */
 
-static bool reserve(int32_t **array, int32_t *room, int64_t n) {
-    int32_t *grown = ck_make_room(*array, room, n, sizeof *grown);
-    if (grown != NULL) {
-        *array = grown;
-    }
-    return grown != NULL;
-}
-
 /* cursor[q] = in how many pieces query q is. */
 static void count_pieces(struct ck_plan *plan, const struct ck_sight *sight) {
     memset(plan->cursor, 0, (size_t)plan->n_queries * sizeof *plan->cursor);
@@ -217,9 +203,10 @@ static void place_parts(struct ck_plan *plan) {
 
 static bool number_parts(struct ck_plan *plan, const struct ck_sight *sight) {
     const struct ck_piece *last = &plan->pieces[plan->n_pieces - 1];
-    if (!reserve(&plan->part_of_entry, &plan->room_entries, last->first_entry + last->n_views) ||
-        !reserve(&plan->first_part, &plan->room_first, (int64_t)plan->n_queries + 1) ||
-        !reserve(&plan->cursor, &plan->room_cursor, plan->n_queries)) {
+    const int32_t n_entries = last->first_entry + last->n_views;
+    if (!CK_RESERVE(plan->part_of_entry, &plan->room_entries, n_entries) ||
+        !CK_RESERVE(plan->first_part, &plan->room_first, (int64_t)plan->n_queries + 1) ||
+        !CK_RESERVE(plan->cursor, &plan->room_cursor, plan->n_queries)) {
         return false;
     }
     count_pieces(plan, sight);
@@ -240,10 +227,8 @@ static bool number_parts(struct ck_plan *plan, const struct ck_sight *sight) {
 cellkv_status ck_plan_build(struct ck_plan *plan, const struct ck_sight *sight, int32_t n_threads) {
     plan->n_queries = sight->n_queries;
     plan->n_blocks = plan->n_pieces = plan->n_parts = 0;
-    if (!make_blocks(plan, sight) || !make_pieces(plan, sight, n_threads)) {
-        return ck_fail_memory("a step's plan");
-    }
-    if (count_entries(plan) > MAX_ENTRIES) {
+    if (!make_blocks(plan, sight) || !make_pieces(plan, sight, n_threads) ||
+        count_entries(plan) > MAX_ENTRIES) {
         return ck_fail_memory("a step's plan");
     }
     order_pieces(plan, sight);

@@ -81,3 +81,13 @@ void *ck_make_room(void *block, int32_t *room, int64_t need, size_t size) {
     }
     return grown;
 }
+
+bool ck_reserve(void *array, int32_t *room, int64_t need, size_t size) {
+    void *block; /* copied, for the variable is a pointer of another type */
+    memcpy(&block, array, sizeof block);
+    block = ck_make_room(block, room, need, size);
+    if (block) {
+        memcpy(array, &block, sizeof block);
+    }
+    return block != NULL;
+}

@@ -18,6 +18,11 @@ void ck_free(void *block); /* NULL is fine */
  * perhaps moved, or NULL with everything unchanged. Amortised O(1) for each element. */
 void *ck_make_room(void *block, int32_t *room, int64_t need, size_t size);
 
+/* The same for an array's variable, which takes the new place: false, and nothing has changed, if
+ * there is no memory. */
+#define CK_RESERVE(array, room, need) ck_reserve(&(array), (room), (need), sizeof *(array))
+bool ck_reserve(void *array, int32_t *room, int64_t need, size_t size); /* by the macro */
+
 /* Whether an allocation that is not ours to make (a backend buffer, say) should fail now: counts
  * like one of ours. Always false in builds without CELLKV_CHECKS. */
 bool ck_allocation_should_fail(void);

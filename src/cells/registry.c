@@ -100,12 +100,9 @@ static void erase_key(int64_t key) {
 }
 
 static bool append_key(cellkv_cache *cache) {
-    struct published *grown =
-        ck_make_room(published, &room_published, (int64_t)n_published + 1, sizeof *grown);
-    if (!grown) {
+    if (!CK_RESERVE(published, &room_published, (int64_t)n_published + 1)) {
         return false;
     }
-    published = grown;
     cache->key = ++last_key;
     published[n_published++] = (struct published){cache->key, cache};
     return true;

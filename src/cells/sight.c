@@ -49,12 +49,9 @@ size_t ck_sight_scratch_bytes(const struct ck_cells *cells) {
 /* ---- members ---- */
 
 static bool add_member(struct ck_sight_scratch *scratch, struct ck_sight_member member) {
-    struct ck_sight_member *grown = ck_make_room(scratch->members, &scratch->room_members,
-                                                 (int64_t)scratch->n_members + 1, sizeof *grown);
-    if (!grown) {
+    if (!CK_RESERVE(scratch->members, &scratch->room_members, (int64_t)scratch->n_members + 1)) {
         return false;
     }
-    scratch->members = grown;
     scratch->members[scratch->n_members++] = member;
     return true;
 }
@@ -105,12 +102,9 @@ static void clean_up(struct ck_cells *cells) {
 /* ---- groups ---- */
 
 static bool add_group(struct ck_sight_scratch *scratch) {
-    struct ck_sight_group *grown = ck_make_room(scratch->groups, &scratch->room_groups,
-                                                (int64_t)scratch->n_groups + 1, sizeof *grown);
-    if (!grown) {
+    if (!CK_RESERVE(scratch->groups, &scratch->room_groups, (int64_t)scratch->n_groups + 1)) {
         return false;
     }
-    scratch->groups = grown;
     scratch->groups[scratch->n_groups++] =
         (struct ck_sight_group){.split_by = -1, .segment = -1, .last_member = -1};
     return true;
@@ -154,28 +148,15 @@ static bool make_groups(struct ck_cells *cells) {
 
 static bool make_room_for_segments(struct ck_sight *sight, const struct ck_sight_scratch *scratch) {
     int32_t n_cells = -scratch->groups[0].n_cells; /* >= 1: a query sees its own cell */
-    int32_t *all = ck_make_room(sight->cells, &sight->cap_cells, n_cells, sizeof *all);
-    if (!all) {
-        return false;
-    }
-    sight->cells = all;
-    struct ck_segment *segments =
-        ck_make_room(sight->segments, &sight->cap_segments, scratch->n_groups, sizeof *segments);
-    if (!segments) {
-        return false;
-    }
-    sight->segments = segments;
-    return true;
+    return CK_RESERVE(sight->cells, &sight->cap_cells, n_cells) &&
+           CK_RESERVE(sight->segments, &sight->cap_segments, scratch->n_groups);
 }
 
 static bool add_pair(struct ck_sight_scratch *scratch, struct ck_sight_member *member,
                      int32_t segment) {
-    int32_t *grown = ck_make_room(scratch->pairs, &scratch->room_pairs,
-                                  (int64_t)scratch->n_pairs + 1, sizeof *grown);
-    if (!grown) {
+    if (!CK_RESERVE(scratch->pairs, &scratch->room_pairs, (int64_t)scratch->n_pairs + 1)) {
         return false;
     }
-    scratch->pairs = grown;
     scratch->pairs[scratch->n_pairs++] = segment;
     member->n_pairs++;
     return true;
@@ -296,11 +277,9 @@ static bool make_views(struct ck_sight *sight, const struct ck_cells *cells, int
     for (int32_t s = 0; s < sight->n_segments; s++) {
         n_views += sight->segments[s].n_views;
     }
-    struct ck_view *views = ck_make_room(sight->views, &sight->cap_views, n_views, sizeof *views);
-    if (!views) {
+    if (!CK_RESERVE(sight->views, &sight->cap_views, n_views)) {
         return false;
     }
-    sight->views = views;
     for (int32_t s = 0; s < sight->n_segments; s++) {
         sight->segments[s].first_view = sight->n_views;
         sight->n_views += sight->segments[s].n_views;

@@ -1,19 +1,7 @@
 #include "pooling.h"
 
-#include <stdbool.h>
-
 #include "cells/error.h"
 #include "cells/memory.h"
-
-#define RESERVE(array, room, n) reserve((void **)&(array), &(room), (n), sizeof *(array))
-
-static bool reserve(void **array, int32_t *room, int64_t n, size_t size) {
-    void *grown = ck_make_room(*array, room, n, size);
-    if (grown != NULL) {
-        *array = grown;
-    }
-    return grown != NULL;
-}
 
 static int32_t largest_slot(const struct ck_step *placed, const int32_t *outputs, int32_t n) {
     int32_t largest = 0;
@@ -27,11 +15,11 @@ static int32_t largest_slot(const struct ck_step *placed, const int32_t *outputs
 cellkv_status ck_pooling_begin(struct ck_pooling *pooling, const struct ck_step *placed,
                                const int32_t *outputs, int32_t n_outputs, int32_t n_result) {
     const int64_t n_slots = (int64_t)largest_slot(placed, outputs, n_outputs) + 1;
-    if (!RESERVE(pooling->rows, pooling->room_rows, n_outputs) ||
-        !RESERVE(pooling->shares, pooling->room_shares, n_outputs) ||
-        !RESERVE(pooling->counts, pooling->room_counts, n_outputs) ||
-        !RESERVE(pooling->row_of_slot, pooling->room_slots, n_slots) ||
-        !RESERVE(pooling->result, pooling->room_result, n_result)) {
+    if (!CK_RESERVE(pooling->rows, &pooling->room_rows, n_outputs) ||
+        !CK_RESERVE(pooling->shares, &pooling->room_shares, n_outputs) ||
+        !CK_RESERVE(pooling->counts, &pooling->room_counts, n_outputs) ||
+        !CK_RESERVE(pooling->row_of_slot, &pooling->room_slots, n_slots) ||
+        !CK_RESERVE(pooling->result, &pooling->room_result, n_result)) {
         return ck_fail_memory("pooling");
     }
     for (int32_t i = 0; i < n_outputs; i++) {

@@ -227,7 +227,7 @@ void ck_storage_zero_rows(struct ck_storage *storage, const int32_t *rows, int32
     }
 }
 
-/* The rows of positions [first, last), at most a ring full. */
+/* The rows of positions [first, last). */
 static void zero_in_ring(struct ck_storage *storage, int32_t layer, int32_t first, int32_t last) {
     const int32_t ring = storage->rings[layer];
     if (ring > 0 && last - first > ring) {

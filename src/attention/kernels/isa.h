@@ -1,11 +1,10 @@
-/* What the files of this folder share: who fills the table, in order, and how rows are prefetched.
- */
+/* What the files of this folder share: who fills a table, how rows are measured and prefetched. */
 #ifndef CELLKV_ATTENTION_KERNELS_ISA_H
 #define CELLKV_ATTENTION_KERNELS_ISA_H
 
 #include "attention/kernels/kernels.h"
 
-/* Each overwrites the entries for which it has something faster. */
+/* Each fills in the whole table, but for its name. */
 void ck_init_c(struct ck_kernels *kernels);
 void ck_init_avx2(struct ck_kernels *kernels);
 void ck_init_avx512(struct ck_kernels *kernels);
@@ -83,5 +82,39 @@ CK_INLINE void ck_prefetch_share(struct ck_prefetch *prefetch) {
         ck_prefetch_row(prefetch, tile->upcoming_rows + row);
     }
 }
+
+/* A file's kernels for one row type, from its `scores`, `values`, `pack_k` and `pack_v`, which take
+ * the type as a constant. */
+#define CK_FOR_ROW_TYPE(suffix, type)                                                              \
+    static void scores_##suffix(const struct ck_tile *k, const float *queries, int32_t n_rows,     \
+                                float *out) {                                                      \
+        scores(k, type, queries, n_rows, out);                                                     \
+    }                                                                                              \
+    static void values_##suffix(const struct ck_tile *v, const float *weights,                     \
+                                const float *factors, int32_t n_rows, float *sums) {               \
+        values(v, type, weights, factors, n_rows, sums);                                           \
+    }                                                                                              \
+    static void pack_k_##suffix(const struct ck_tile *k, float *packed) {                          \
+        pack_k(k, type, packed);                                                                   \
+    }                                                                                              \
+    static bool pack_v_##suffix(const struct ck_tile *v, float *packed) {                          \
+        return pack_v(v, type, packed);                                                            \
+    }
+
+/* Those for all types, and the table of them with the file's `multiply` and `weigh`. */
+#define CK_KERNELS(table)                                                                          \
+    CK_FOR_ROW_TYPE(f32, CK_ROW_F32)                                                               \
+    CK_FOR_ROW_TYPE(f16, CK_ROW_F16)                                                               \
+    CK_FOR_ROW_TYPE(bf16, CK_ROW_BF16)                                                             \
+    CK_FOR_ROW_TYPE(q8_0, CK_ROW_Q8_0)                                                             \
+    CK_FOR_ROW_TYPE(q4_0, CK_ROW_Q4_0)                                                             \
+    static const struct ck_kernels table = {                                                       \
+        .scores = {scores_f32, scores_f16, scores_bf16, scores_q8_0, scores_q4_0},                 \
+        .values = {values_f32, values_f16, values_bf16, values_q8_0, values_q4_0},                 \
+        .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16, pack_k_q8_0, pack_k_q4_0},                 \
+        .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16, pack_v_q8_0, pack_v_q4_0},                 \
+        .multiply = multiply,                                                                      \
+        .weigh = weigh,                                                                            \
+    }
 
 #endif

@@ -85,11 +85,9 @@ static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
 static void fill_tables(void) {
     for (int isa = 0; isa < CK_N_ISAS; isa++) {
-        for (int step = 0; step <= isa; step++) {
-            /* Where it is not available, even init may use instructions that the CPU lacks. */
-            if (ck_isa_is_available((enum ck_isa)step)) {
-                inits[step](&tables[isa]);
-            }
+        /* Where it is not available, even init may use instructions that the CPU lacks. */
+        if (ck_isa_is_available((enum ck_isa)isa)) {
+            inits[isa](&tables[isa]);
         }
         tables[isa].name = ck_isa_name((enum ck_isa)isa);
     }

@@ -92,35 +92,6 @@ CK_INLINE vec row_part(const char *row, enum ck_row_type type, int32_t begin, in
 #include "attention/kernels/simd_many.h"
 #include "attention/kernels/simd_softmax.h"
 
-#define FOR_ROW_TYPE(suffix, type)                                                                 \
-    static void scores_##suffix(const struct ck_tile *k, const float *queries, int32_t n_rows,     \
-                                float *out) {                                                      \
-        scores(k, type, queries, n_rows, out);                                                     \
-    }                                                                                              \
-    static void values_##suffix(const struct ck_tile *v, const float *weights,                     \
-                                const float *factors, int32_t n_rows, float *sums) {               \
-        values(v, type, weights, factors, n_rows, sums);                                           \
-    }                                                                                              \
-    static void pack_k_##suffix(const struct ck_tile *k, float *packed) {                          \
-        pack_k(k, type, packed);                                                                   \
-    }                                                                                              \
-    static bool pack_v_##suffix(const struct ck_tile *v, float *packed) {                          \
-        return pack_v(v, type, packed);                                                            \
-    }
-
-FOR_ROW_TYPE(f32, CK_ROW_F32)
-FOR_ROW_TYPE(f16, CK_ROW_F16)
-FOR_ROW_TYPE(bf16, CK_ROW_BF16)
-FOR_ROW_TYPE(q8_0, CK_ROW_Q8_0)
-FOR_ROW_TYPE(q4_0, CK_ROW_Q4_0)
-
-static const struct ck_kernels simd_kernels = {
-    .scores = {scores_f32, scores_f16, scores_bf16, scores_q8_0, scores_q4_0},
-    .values = {values_f32, values_f16, values_bf16, values_q8_0, values_q4_0},
-    .pack_k = {pack_k_f32, pack_k_f16, pack_k_bf16, pack_k_q8_0, pack_k_q4_0},
-    .pack_v = {pack_v_f32, pack_v_f16, pack_v_bf16, pack_v_q8_0, pack_v_q4_0},
-    .multiply = multiply,
-    .weigh = weigh,
-};
+CK_KERNELS(simd_kernels);
 
 #endif
