@@ -7,19 +7,17 @@ tenths of a logit, here up to one and a half.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import recorded
 from cellkv import Cache, Executor, Model, NotWindowedError
+from recorded import CASES, N_STEPS, Case, read_cases
 
-CASES = ["short", "code", "unicode", "chat", "long"]
-N_STEPS = 24
 WINDOW = 512
 
 # Of a logit, absolute, over the 8 best of each step. Measured: 1.66 at most alone, 1.65
@@ -27,20 +25,6 @@ WINDOW = 512
 # float64, this library and llama.cpp are equally far (root mean square 0.18 to 0.42 either, by
 # text); llama.cpp's f32 and f16 runs differ by up to 1.46 before they part.
 TOLERANCE = 2.5
-
-
-class Case(NamedTuple):
-    name: str
-    text: str
-    prompt: list[int]
-    greedy: list[int]
-    ids: npt.NDArray[np.int64]  # [N_STEPS, 8]
-    logits: npt.NDArray[np.float64]  # [N_STEPS, 8]
-    gaps: npt.NDArray[np.float64]  # [N_STEPS]
-
-    def fed(self, step: int) -> int:
-        """The token whose logits are those of `step`: at step 0 the prompt's last."""
-        return self.greedy[step - 1] if step > 0 else self.prompt[-1]
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +35,7 @@ def model(gemma3_path: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def cases(vectors: Path) -> dict[str, Case]:
-    recorded = json.loads((vectors / "gemma3-270m.json").read_text())["cases"]
-    return {case["name"]: _case(case) for case in recorded if case["kv"] == "f32"}
-
-
-def _case(case: dict[str, Any]) -> Case:
-    steps = case["steps"]
-    assert len(steps) == len(case["greedy"]) == N_STEPS
-    return Case(
-        case["name"],
-        case["text"],
-        case["prompt_ids"],
-        case["greedy"],
-        np.array([step["ids"] for step in steps]),
-        np.array([step["logits"] for step in steps]),
-        np.array([step["gap"] for step in steps]),
-    )
+    return read_cases(vectors / "gemma3-270m.json")
 
 
 def new_cache(model: Model) -> Cache:
@@ -76,20 +45,7 @@ def new_cache(model: Model) -> Cache:
 def check(
     capsys: pytest.CaptureFixture[str], how: str, case: Case, logits: npt.NDArray[np.float32]
 ) -> None:
-    """All 8 logits of all steps within the tolerance; the best token wherever it leads enough."""
-    assert logits.shape[0] == N_STEPS
-    errors = np.abs(np.take_along_axis(logits, case.ids, axis=1) - case.logits)
-    same = logits.argmax(axis=1) == case.ids[:, 0]
-    clear = case.gaps > 2 * TOLERANCE
-    with capsys.disabled():
-        print(
-            f"\n{how}, {case.name}: worst {errors.max():.2f}, median {np.median(errors):.3f}; best "
-            f"token the same in {same.sum()} of {N_STEPS}, in {(same & clear).sum()} of the "
-            f"{clear.sum()} that had to be",
-            end="",
-        )
-    assert errors.max() <= TOLERANCE
-    assert same[clear].all()
+    recorded.check(capsys, how, case, logits, TOLERANCE)
 
 
 def test_the_file_is_what_its_name_says(model: Model) -> None:

