@@ -2,17 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import cellkv
 from cellkv import demo
+from rpc_servers import Server
 from world import NewWorld, World
+
+RPC, RPC_SPLIT = "rpc", "rpc-split"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--devices",
+        choices=["local", "rpc"],
+        default="local",
+        help="what suites over devices run on: those of ggml's registry, or RPC servers on "
+        "loopback that the run starts, one and two with the layers split between them",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Fixtures `device` and `strategy`: every device, with each strategy that it can do."""
+    names = [name for name in ("device", "strategy") if name in metafunc.fixturenames]
+    if names == ["strategy"]:
+        metafunc.parametrize("strategy", ["dense", "ragged"], indirect=True)
+    if "device" not in names:
+        return
+    local = metafunc.config.getoption("devices") == "local"
+    devices = cellkv.devices() if local else (RPC, RPC_SPLIT)
+    if names == ["device"]:
+        metafunc.parametrize("device", devices, indirect=True)
+        return
+    pairs = [(device, "dense") for device in devices]
+    pairs += [(device, "ragged") for device in devices if device == "CPU"]
+    metafunc.parametrize(names, pairs, indirect=True)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[tuple[Server, Server]]:
+    """Start two RPC servers, for the session."""
+    with contextlib.ExitStack() as running:
+        yield running.enter_context(Server()), running.enter_context(Server())
+        gc.collect()  # what is freed after its server has gone ends the process
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> str:
+    """Name each device in turn, as cellkv takes it."""
+    label: str = request.param
+    if label not in (RPC, RPC_SPLIT):
+        return label
+    one, other = request.getfixturevalue("servers")
+    return one.device if label == RPC else f"{one.device},{other.device}"
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +73,9 @@ def root() -> Path:
     return Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(params=["dense", "ragged"])
+@pytest.fixture
 def strategy(request: pytest.FixtureRequest) -> str:
-    """Name each strategy in turn."""
+    """Name each strategy in turn; beside `device`, those that it can do."""
     return request.param
 
 
