@@ -8,6 +8,7 @@ of which the 64 before the last 4 are its name.
 from __future__ import annotations
 
 import collections
+import contextlib
 import fcntl
 import socket
 import struct
@@ -138,10 +139,8 @@ class _Link:
     def close(self) -> None:
         self._open = False
         for end in (self._client, self._server):
-            try:
+            with contextlib.suppress(OSError):  # it has gone already
                 end.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has gone already
-                pass
             end.close()
 
     def is_idle(self) -> bool:

@@ -1,0 +1,300 @@
+"""Devices whose memory the host cannot touch, and layers split between them: RPC on loopback.
+
+Run by `make test-devices`, whose ggml has RPC; what needs a server is skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import cellkv
+import recorded
+import test_gemma3_vectors
+import test_smollm2_vectors
+from cellkv import Cache, Executor, Layer, Model
+from recorded import Case, read_cases
+from rpc_servers import Server, free_port
+from table_program import random_tables
+from world import World
+
+Float = Literal["f32", "f16"]
+
+N_LAYERS = 30  # of SmolLM2
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _with_servers(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("devices") != "rpc":
+        pytest.skip("needs --devices=rpc: make test-devices")
+
+
+@pytest.fixture(params=["f32", "f16"])
+def kv(request: pytest.FixtureRequest) -> Float:
+    return request.param
+
+
+@contextlib.contextmanager
+def serving(
+    path: Path, device: str, kv: Float, **options: object
+) -> Iterator[tuple[Cache, Executor]]:
+    """A model with weights and rows on the device; rows grow from one."""
+    with (
+        Model.load(path, device=device, repack=False) as model,
+        model.new_cache(type_k=kv, type_v=kv, initial_rows=1, device=device) as cache,
+        model.executor(cache, n_threads=1, strategy="dense", **options) as executor,
+    ):
+        yield cache, executor
+        stats = executor.stats
+        assert stats.n_attention_strayed == 0
+        assert stats.n_row_growths >= 1
+        assert cache.stats.rows > 256
+
+
+# ---- what llama.cpp recorded ----
+
+
+def test_smollm2_as_one_of_eight(
+    smollm2_path: Path,
+    vectors: Path,
+    device: str,
+    kv: Float,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cases = read_cases(vectors / "smollm2-135m.json", kv)
+    with serving(smollm2_path, device, kv) as (cache, executor):
+        logits = recorded.one_of_eight(cache, executor, cases)
+    how, tolerance = f"{device}, {kv}", test_smollm2_vectors.TOLERANCE
+    for name, of_case in logits.items():
+        recorded.check(capsys, how, cases[name], of_case, tolerance)
+
+
+def test_gemma3_among_six_longer_than_the_window(
+    gemma3_path: Path,
+    vectors: Path,
+    device: str,
+    kv: Float,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cases = read_cases(vectors / "gemma3-270m.json", kv)
+    window, tolerance = test_gemma3_vectors.WINDOW, test_gemma3_vectors.TOLERANCE
+    with serving(gemma3_path, device, kv) as (cache, executor):
+        for how, case, logits in recorded.among_six(cache, executor, cases, window):
+            recorded.check(capsys, f"{how}, {device}, {kv}", case, logits, tolerance)
+
+
+# ---- the same numbers as here ----
+
+
+def few_steps(cache: Cache, executor: Executor, case: Case) -> npt.NDArray[np.float32]:
+    """Prompts apart and interleaved, a clone, a rewind: every result."""
+    a, b = cache.open(), cache.open()
+    rows = [executor.run(case.prompt[:200], a), executor.run(case.prompt[:70], b)]
+    clone = cache.clone(a, 90)
+    rows.append(executor.run(case.prompt[90:120] * 2, [clone, b] * 30))
+    for token in case.greedy[:3]:
+        rows.append(executor.run([token] * 3, [b, clone, a]))
+    cache.rewind(b, 20)
+    rows.append(executor.run([*case.prompt[20:24], 5], [b, b, b, b, a], outputs="all"))
+    return np.concatenate(rows)
+
+
+def test_outputs_are_those_of_the_local_cpu_bit_for_bit(
+    smollm2_path: Path, vectors: Path, device: str, kv: Float
+) -> None:
+    """One ggml and one thread on either side, the same ops in the same order on the same data."""
+    case = read_cases(vectors / "smollm2-135m.json", kv)["long"]
+    results = []
+    for place in ("CPU", device):
+        with serving(smollm2_path, place, kv) as (cache, executor):
+            results.append(few_steps(cache, executor, case))
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize("counts", [(1, 29), (29, 1)])
+def test_wherever_the_layers_are_split_the_outputs_are_the_same(
+    smollm2_path: Path,
+    vectors: Path,
+    servers: tuple[Server, Server],
+    counts: tuple[int, int],
+) -> None:
+    case = read_cases(vectors / "smollm2-135m.json", "f16")["long"]
+    split = ",".join(f"{s.device}={n}" for s, n in zip(servers, counts, strict=True))
+    results = []
+    for place in (split, f"{servers[0].device}={counts[0]},CPU={counts[1]}", "CPU"):
+        with serving(smollm2_path, place, "f16") as (cache, executor):
+            results.append(few_steps(cache, executor, case))
+    np.testing.assert_array_equal(results[0], results[2])
+    np.testing.assert_array_equal(results[1], results[2])
+
+
+def test_more_threads_here_change_nothing_there(device: str) -> None:
+    """`n_threads` is the local CPU's; a server has its own."""
+    tables = random_tables(np.random.default_rng(3))
+    results = []
+    for n_threads in (1, 2):
+        with World(tables, device=device, strategy="dense", n_threads=n_threads) as world:
+            assert world.executor.stats.n_threads == n_threads
+            world.open("a")
+            results.append(world.step(["a"] * 70))
+    np.testing.assert_array_equal(*results)
+
+
+def test_rows_without_weights_on_the_device(servers: tuple[Server, Server]) -> None:
+    """A program on the CPU over rows elsewhere: k, v and q travel, attention stays by its rows."""
+    tables = random_tables(np.random.default_rng(3))
+    with World(tables, device="CPU", strategy="dense") as here:
+        types = [Layer(t.k.shape[1], t.k.shape[2], t.v.shape[2], 0, "f32", "f32") for t in tables]
+        with (
+            Cache(types, initial_rows=1, device=servers[0].device) as cache,
+            Executor(here.program.address, cache, n_threads=1, strategy="dense") as executor,
+        ):
+            here.open("a")
+            seq, tokens = cache.open(), here.random_tokens(300)
+            want = here.step(["a"] * 300, tokens)
+            np.testing.assert_array_equal(executor.run(tokens, seq, outputs="all"), want)
+            assert executor.stats.n_attention_strayed == 0
+
+
+# ---- what is refused ----
+
+
+def layers(n: int = 2) -> list[Layer]:
+    return [Layer(2, 32, 32, 0, "f16", "f16")] * n
+
+
+def refused_soon(error: type[cellkv.CellkvError], device: str, words: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(error, match=words):
+        Cache(layers(), device=device)
+    assert time.monotonic() - began < 20
+
+
+@contextlib.contextmanager
+def listener(behave: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Something that listens and is no RPC server; gives its address."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept: list[socket.socket] = []
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(server.accept()[0])
+                    behave(kept[-1])
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"rpc://127.0.0.1:{server.getsockname()[1]}"
+        for client in kept:
+            client.close()
+
+
+def test_a_server_that_is_not_there_is_a_network_error() -> None:
+    refused_soon(cellkv.NetworkError, f"rpc://127.0.0.1:{free_port()}", "127.0.0.1")
+
+
+def test_a_host_that_is_not_there_is_a_network_error() -> None:
+    refused_soon(cellkv.NetworkError, "rpc://nowhere.invalid:50052", "nowhere.invalid")
+
+
+GARBAGE = {
+    "http": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "zeros": bytes(64),
+    "huge": b"\xff" * 64,
+    "another version": (28).to_bytes(8, "little") + bytes([4, 0, 0, 0]) + bytes(24),
+    "cut short": (28).to_bytes(8, "little") + bytes([5]),
+}
+
+
+@pytest.mark.parametrize("answer", GARBAGE)
+def test_what_answers_something_else_is_a_network_error(answer: str) -> None:
+    def behave(client: socket.socket) -> None:
+        client.sendall(GARBAGE[answer])
+        client.shutdown(socket.SHUT_WR)
+
+    with listener(behave) as device:
+        refused_soon(cellkv.NetworkError, device, device)
+
+
+def test_what_hangs_up_is_a_network_error() -> None:
+    with listener(lambda client: client.close()) as device:
+        refused_soon(cellkv.NetworkError, device, device)
+
+
+def test_what_stays_silent_is_a_network_error() -> None:
+    with listener(lambda client: None) as device:
+        refused_soon(cellkv.NetworkError, device, device)
+
+
+def test_a_server_that_serves_another_process_is_a_network_error() -> None:
+    with Server() as server, socket.create_connection(("127.0.0.1", server.port)):
+        refused_soon(cellkv.NetworkError, server.device, server.device)
+
+
+def test_a_server_that_came_back_is_found_again() -> None:
+    """Between its clients, that is: while objects use it, its end is that of the process."""
+    with Server() as server:
+        Cache(layers(), device=server.device).close()
+    refused_soon(cellkv.NetworkError, server.device, server.device)
+    with Server(server.port), Cache(layers(), device=server.device) as cache:
+        assert cache.stats.rows > 0
+
+
+NO_ADDRESSES = [
+    *("rpc://", "rpc://127.0.0.1", "rpc://:50052", "rpc://127.0.0.1:0", "rpc://127.0.0.1:65536"),
+    *("rpc://127.0.0.1:x", "rpc://127.0.0.1:50052/", "rpc://127.0.0.1:50052/-1"),
+]
+
+
+@pytest.mark.parametrize("address", NO_ADDRESSES)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(cellkv.InvalidArgumentError, match=re.escape(address)):
+        Cache(layers(), device=address)
+
+
+def test_a_device_that_the_server_does_not_lend_is_refused(
+    servers: tuple[Server, Server],
+) -> None:
+    with pytest.raises(cellkv.UnknownDeviceError, match=r"127\.0\.0\.1:\d+ lends 1"):
+        Cache(layers(), device=f"{servers[0].device}/1")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("{a},{b},CPU", "3 for 2 layers"),
+        ("{a}=1,{b}=2", "3 layers; there are 2"),
+        ("{a}=1", "1 layers; there are 2"),
+        ("{a}=1,{b}", "for all or for none"),
+        ("{a}=0,{b}=2", "number of layers"),
+        ("{a}=,{b}=2", "number of layers"),
+        ("{a}=2x", "number of layers"),
+        ("{a},", "name is missing"),
+        (",{a}", "name is missing"),
+        ("", "name is missing"),
+        (",".join(["CPU"] * 16), "more devices than"),
+    ],
+)
+def test_lists_that_do_not_fit_the_layers_are_refused(
+    servers: tuple[Server, Server], pattern: str, words: str
+) -> None:
+    text = pattern.format(a=servers[0].device, b=servers[1].device)
+    with pytest.raises(cellkv.InvalidArgumentError, match=words):
+        Cache(layers(), device=text)
+
+
+def test_a_list_for_weights_is_held_to_the_models_layers(
+    smollm2_path: Path, servers: tuple[Server, Server]
+) -> None:
+    text = f"{servers[0].device}={N_LAYERS},{servers[1].device}=1"
+    with pytest.raises(cellkv.InvalidArgumentError, match=f"there are {N_LAYERS}"):
+        Model.load(smollm2_path, device=text)
