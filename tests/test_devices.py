@@ -6,13 +6,14 @@ Run by `make test-devices`, whose ggml has RPC; what needs a server is skipped e
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,11 @@ import cellkv
 import recorded
 import test_gemma3_vectors
 import test_smollm2_vectors
-from cellkv import Cache, Executor, Layer, Model
+import tiny_gguf
+from cellkv import Cache, Executor, Layer, Model, WorkerDiedError
 from recorded import Case, read_cases
 from rpc_servers import Server, free_port
+from rpc_wire import Wire
 from table_program import random_tables
 from world import World
 
@@ -42,6 +45,13 @@ def _with_servers(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(params=["f32", "f16"])
 def kv(request: pytest.FixtureRequest) -> Float:
     return request.param
+
+
+@pytest.fixture(scope="module")
+def cases(vectors: Path) -> dict[Float, dict[str, Case]]:
+    """What llama.cpp recorded on SmolLM2, by the type of K and V."""
+    path = vectors / "smollm2-135m.json"
+    return {kv: read_cases(path, kv) for kv in get_args(Float)}
 
 
 @contextlib.contextmanager
@@ -66,17 +76,16 @@ def serving(
 
 def test_smollm2_as_one_of_eight(
     smollm2_path: Path,
-    vectors: Path,
+    cases: dict[Float, dict[str, Case]],
     device: str,
     kv: Float,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cases = read_cases(vectors / "smollm2-135m.json", kv)
     with serving(smollm2_path, device, kv) as (cache, executor):
-        logits = recorded.one_of_eight(cache, executor, cases)
+        logits = recorded.one_of_eight(cache, executor, cases[kv])
     how, tolerance = f"{device}, {kv}", test_smollm2_vectors.TOLERANCE
     for name, of_case in logits.items():
-        recorded.check(capsys, how, cases[name], of_case, tolerance)
+        recorded.check(capsys, how, cases[kv][name], of_case, tolerance)
 
 
 def test_gemma3_among_six_longer_than_the_window(
@@ -96,46 +105,51 @@ def test_gemma3_among_six_longer_than_the_window(
 # ---- the same numbers as here ----
 
 
-def few_steps(cache: Cache, executor: Executor, case: Case) -> npt.NDArray[np.float32]:
+def few_steps(path: Path, device: str, kv: Float, case: Case) -> npt.NDArray[np.float32]:
     """Prompts apart and interleaved, a clone, a rewind: every result."""
-    a, b = cache.open(), cache.open()
-    rows = [executor.run(case.prompt[:200], a), executor.run(case.prompt[:70], b)]
-    clone = cache.clone(a, 90)
-    rows.append(executor.run(case.prompt[90:120] * 2, [clone, b] * 30))
-    for token in case.greedy[:3]:
-        rows.append(executor.run([token] * 3, [b, clone, a]))
-    cache.rewind(b, 20)
-    rows.append(executor.run([*case.prompt[20:24], 5], [b, b, b, b, a], outputs="all"))
-    return np.concatenate(rows)
+    with serving(path, device, kv) as (cache, executor):
+        a, b = cache.open(), cache.open()
+        rows = [executor.run(case.prompt[:160], a), executor.run(case.prompt[:70], b)]
+        clone = cache.clone(a, 90)
+        rows.append(executor.run(case.prompt[90:110] * 2, [clone, b] * 20))
+        for token in case.greedy[:2]:
+            rows.append(executor.run([token] * 3, [b, clone, a]))
+        cache.rewind(b, 20)
+        rows.append(executor.run([*case.prompt[20:24], 5], [b, b, b, b, a], outputs="all"))
+        return np.concatenate(rows)
+
+
+@pytest.fixture(scope="module")
+def local(
+    smollm2_path: Path, cases: dict[Float, dict[str, Case]]
+) -> Callable[[Float], npt.NDArray[np.float32]]:
+    """The results of this process's CPU, of one thread, weights not repacked."""
+    return functools.cache(lambda kv: few_steps(smollm2_path, "CPU", kv, cases[kv]["long"]))
 
 
 def test_outputs_are_those_of_the_local_cpu_bit_for_bit(
-    smollm2_path: Path, vectors: Path, device: str, kv: Float
+    smollm2_path: Path,
+    cases: dict[Float, dict[str, Case]],
+    local: Callable[[Float], npt.NDArray[np.float32]],
+    device: str,
+    kv: Float,
 ) -> None:
-    """One ggml and one thread on either side, the same ops in the same order on the same data."""
-    case = read_cases(vectors / "smollm2-135m.json", kv)["long"]
-    results = []
-    for place in ("CPU", device):
-        with serving(smollm2_path, place, kv) as (cache, executor):
-            results.append(few_steps(cache, executor, case))
-    np.testing.assert_array_equal(*results)
+    """One ggml and one thread on either side: the same ops, in the same order, on the same data."""
+    there = few_steps(smollm2_path, device, kv, cases[kv]["long"])
+    np.testing.assert_array_equal(there, local(kv))
 
 
-@pytest.mark.parametrize("counts", [(1, 29), (29, 1)])
+@pytest.mark.parametrize("pattern", ["{a}=1,{b}=29", "{a}=29,CPU=1"])
 def test_wherever_the_layers_are_split_the_outputs_are_the_same(
     smollm2_path: Path,
-    vectors: Path,
+    cases: dict[Float, dict[str, Case]],
+    local: Callable[[Float], npt.NDArray[np.float32]],
     servers: tuple[Server, Server],
-    counts: tuple[int, int],
+    pattern: str,
 ) -> None:
-    case = read_cases(vectors / "smollm2-135m.json", "f16")["long"]
-    split = ",".join(f"{s.device}={n}" for s, n in zip(servers, counts, strict=True))
-    results = []
-    for place in (split, f"{servers[0].device}={counts[0]},CPU={counts[1]}", "CPU"):
-        with serving(smollm2_path, place, "f16") as (cache, executor):
-            results.append(few_steps(cache, executor, case))
-    np.testing.assert_array_equal(results[0], results[2])
-    np.testing.assert_array_equal(results[1], results[2])
+    device = pattern.format(a=servers[0].device, b=servers[1].device)
+    there = few_steps(smollm2_path, device, "f16", cases["f16"]["long"])
+    np.testing.assert_array_equal(there, local("f16"))
 
 
 def test_more_threads_here_change_nothing_there(device: str) -> None:
@@ -164,6 +178,45 @@ def test_rows_without_weights_on_the_device(servers: tuple[Server, Server]) -> N
             want = here.step(["a"] * 300, tokens)
             np.testing.assert_array_equal(executor.run(tokens, seq, outputs="all"), want)
             assert executor.stats.n_attention_strayed == 0
+
+
+# ---- a server that goes away ----
+
+
+def prefill(model: Model, device: str) -> tuple[Cache, Executor, int]:
+    cache = model.new_cache(type_k="f16", type_v="f16", initial_rows=1, device=device)
+    executor = model.executor(cache, n_threads=1)
+    seq = cache.open()
+    executor.run(range(40), seq, outputs=[])
+    return cache, executor, seq
+
+
+@pytest.mark.parametrize("where", ["graph_compute", "set_tensor", "get_tensor"])
+def test_a_server_killed_in_mid_step_raises_and_another_serves_on(
+    tmp_path: Path, where: str
+) -> None:
+    """Isolated: what ggml does then, it does to a worker process."""
+    path = tiny_gguf.write_tiny(tmp_path / "tiny.gguf", tiny_gguf.VARIANTS["window"])
+    with Server() as server, Wire(server.port) as wire:
+        model = Model.load(path, device=wire.device, isolated=True)
+        cache, executor, seq = prefill(model, wire.device)
+        wire.before_next(where, server.kill)
+        began = time.monotonic()
+        with pytest.raises(WorkerDiedError):
+            executor.run([7], seq)
+        assert time.monotonic() - began < 20
+        with pytest.raises(WorkerDiedError):
+            executor.run([7], seq)
+        for dead in (executor, cache, model):
+            dead.close()
+    results = []
+    with Server() as server:
+        for device, isolated in ((server.device, True), ("CPU", False)):
+            with Model.load(path, device=device, isolated=isolated, repack=False) as model:
+                cache, executor, seq = prefill(model, device)
+                with cache, executor:
+                    results.append(executor.run([7], seq))
+    np.testing.assert_allclose(*results, rtol=0, atol=1e-4)  # dense there, ragged here
 
 
 # ---- what is refused ----
