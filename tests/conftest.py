@@ -33,20 +33,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Fixtures `device` and `strategy`: every device, with each strategy that it can do."""
-    names = [name for name in ("device", "strategy") if name in metafunc.fixturenames]
-    if names == ["strategy"]:
-        metafunc.parametrize("strategy", ["dense", "ragged"], indirect=True)
-    if "device" not in names:
-        return
+    """The combinations that there are of fixtures `device` and `strategy`, `far_device` and `kv`.
+
+    A far device is any but the CPU; a strategy beside a device is one that it can do. With a split
+    f32 is left out beside `far_device`, to save time: where layers are has no part in types.
+    """
     local = metafunc.config.getoption("devices") == "local"
     devices = cellkv.devices() if local else (RPC, RPC_SPLIT)
-    if names == ["device"]:
+    far = [device for device in devices if device != "CPU"]
+    wanted = metafunc.fixturenames
+    if "device" in wanted and "strategy" in wanted:
+        pairs = [(device, "dense") for device in devices]
+        pairs += [(device, "ragged") for device in devices if device == "CPU"]
+        metafunc.parametrize(("device", "strategy"), pairs, indirect=True)
+    elif "device" in wanted:
         metafunc.parametrize("device", devices, indirect=True)
-        return
-    pairs = [(device, "dense") for device in devices]
-    pairs += [(device, "ragged") for device in devices if device == "CPU"]
-    metafunc.parametrize(names, pairs, indirect=True)
+    elif "strategy" in wanted:
+        metafunc.parametrize("strategy", ["dense", "ragged"], indirect=True)
+    if "far_device" in wanted:
+        kinds = [(device, kv) for device in far for kv in ("f32", "f16")]
+        kinds = [kind for kind in kinds if kind != (RPC_SPLIT, "f32")]
+        metafunc.parametrize(("far_device", "kv"), kinds, indirect=True)
+    elif "kv" in wanted:
+        metafunc.parametrize("kv", ["f32", "f16"], indirect=True)
+
+
+@pytest.fixture
+def with_servers(request: pytest.FixtureRequest) -> None:
+    """Skip what needs RPC where the run has none."""
+    if request.config.getoption("devices") != "rpc":
+        pytest.skip("needs --devices=rpc: make test-devices")
 
 
 @pytest.fixture(scope="session")
@@ -58,8 +74,24 @@ def servers() -> Iterator[tuple[Server, Server]]:
 
 
 @pytest.fixture
+def kv(request: pytest.FixtureRequest) -> str:
+    """Name each type of K and V in turn that llama.cpp's logits were recorded with."""
+    return request.param
+
+
+@pytest.fixture
+def far_device(request: pytest.FixtureRequest) -> str:
+    """Name each device but the CPU in turn."""
+    return _device_of(request)
+
+
+@pytest.fixture
 def device(request: pytest.FixtureRequest) -> str:
     """Name each device in turn, as cellkv takes it."""
+    return _device_of(request)
+
+
+def _device_of(request: pytest.FixtureRequest) -> str:
     label: str = request.param
     if label not in (RPC, RPC_SPLIT):
         return label

@@ -7,6 +7,7 @@ The tolerance is a measured one, each model's own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from cellkv import Cache, Executor, NotWindowedError
+from cellkv import Cache, Executor, Model, NotWindowedError
+
+Float = Literal["f32", "f16"]
 
 CASES = ["short", "code", "unicode", "chat", "long"]
 N_STEPS = 24
@@ -36,7 +39,7 @@ class Case(NamedTuple):
         return self.greedy[step - 1] if step > 0 else self.prompt[-1]
 
 
-def read_cases(path: Path, kv: Literal["f32", "f16"] = "f32") -> dict[str, Case]:
+def read_cases(path: Path, kv: Float = "f32") -> dict[str, Case]:
     """The cases with K and V of this type, by name."""
     recorded = json.loads(path.read_text())["cases"]
     return {case["name"]: _case(case) for case in recorded if case["kv"] == kv}
@@ -161,3 +164,18 @@ def _decode(executor: Executor, fed: list[tuple[int, list[int]]]) -> list[npt.ND
     seqs = [seq for seq, _ in fed]
     rows = [executor.run(list(tokens), seqs) for tokens in zip(*(t for _, t in fed), strict=True)]
     return list(np.stack(rows, axis=1))
+
+
+@contextlib.contextmanager
+def serving(path: Path, device: str, kv: Float) -> Iterator[tuple[Cache, Executor]]:
+    """A model with weights and rows on the device; rows grow from one, past a block of 256."""
+    with (
+        Model.load(path, device=device, repack=False) as model,
+        model.new_cache(type_k=kv, type_v=kv, initial_rows=1, device=device) as cache,
+        model.executor(cache, n_threads=1, strategy="dense") as executor,
+    ):
+        yield cache, executor
+        stats = executor.stats
+        assert stats.n_attention_strayed == 0
+        assert stats.n_row_growths >= 1
+        assert cache.stats.rows > 256

@@ -1,6 +1,6 @@
-"""Devices whose memory the host cannot touch, and layers split between them: RPC on loopback.
+"""Servers that lend their device, and layers split between them: RPC on loopback.
 
-Run by `make test-devices`, whose ggml has RPC; what needs a server is skipped elsewhere.
+Run by `make test-devices`, whose ggml has RPC, and skipped elsewhere.
 """
 
 from __future__ import annotations
@@ -13,38 +13,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import cellkv
-import recorded
-import test_gemma3_vectors
-import test_smollm2_vectors
 import tiny_gguf
 from cellkv import Cache, Executor, Layer, Model, WorkerDiedError
-from recorded import Case, read_cases
+from recorded import Case, Float, read_cases, serving
 from rpc_servers import Server, free_port
 from rpc_wire import Wire
 from table_program import random_tables
 from world import World
 
-Float = Literal["f32", "f16"]
-
 N_LAYERS = 30  # of SmolLM2
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _with_servers(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("devices") != "rpc":
-        pytest.skip("needs --devices=rpc: make test-devices")
-
-
-@pytest.fixture(params=["f32", "f16"])
-def kv(request: pytest.FixtureRequest) -> Float:
-    return request.param
+pytestmark = pytest.mark.usefixtures("with_servers")
 
 
 @pytest.fixture(scope="module")
@@ -52,54 +39,6 @@ def cases(vectors: Path) -> dict[Float, dict[str, Case]]:
     """What llama.cpp recorded on SmolLM2, by the type of K and V."""
     path = vectors / "smollm2-135m.json"
     return {kv: read_cases(path, kv) for kv in get_args(Float)}
-
-
-@contextlib.contextmanager
-def serving(
-    path: Path, device: str, kv: Float, **options: object
-) -> Iterator[tuple[Cache, Executor]]:
-    """A model with weights and rows on the device; rows grow from one."""
-    with (
-        Model.load(path, device=device, repack=False) as model,
-        model.new_cache(type_k=kv, type_v=kv, initial_rows=1, device=device) as cache,
-        model.executor(cache, n_threads=1, strategy="dense", **options) as executor,
-    ):
-        yield cache, executor
-        stats = executor.stats
-        assert stats.n_attention_strayed == 0
-        assert stats.n_row_growths >= 1
-        assert cache.stats.rows > 256
-
-
-# ---- what llama.cpp recorded ----
-
-
-def test_smollm2_as_one_of_eight(
-    smollm2_path: Path,
-    cases: dict[Float, dict[str, Case]],
-    device: str,
-    kv: Float,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with serving(smollm2_path, device, kv) as (cache, executor):
-        logits = recorded.one_of_eight(cache, executor, cases[kv])
-    how, tolerance = f"{device}, {kv}", test_smollm2_vectors.TOLERANCE
-    for name, of_case in logits.items():
-        recorded.check(capsys, how, cases[kv][name], of_case, tolerance)
-
-
-def test_gemma3_among_six_longer_than_the_window(
-    gemma3_path: Path,
-    vectors: Path,
-    device: str,
-    kv: Float,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cases = read_cases(vectors / "gemma3-270m.json", kv)
-    window, tolerance = test_gemma3_vectors.WINDOW, test_gemma3_vectors.TOLERANCE
-    with serving(gemma3_path, device, kv) as (cache, executor):
-        for how, case, logits in recorded.among_six(cache, executor, cases, window):
-            recorded.check(capsys, f"{how}, {device}, {kv}", case, logits, tolerance)
 
 
 # ---- the same numbers as here ----
@@ -185,7 +124,7 @@ def test_rows_without_weights_on_the_device(servers: tuple[Server, Server]) -> N
 
 def prefill(model: Model, device: str) -> tuple[Cache, Executor, int]:
     cache = model.new_cache(type_k="f16", type_v="f16", initial_rows=1, device=device)
-    executor = model.executor(cache, n_threads=1)
+    executor = model.executor(cache, n_threads=1, strategy="dense")
     seq = cache.open()
     executor.run(range(40), seq, outputs=[])
     return cache, executor, seq
@@ -216,7 +155,7 @@ def test_a_server_killed_in_mid_step_raises_and_another_serves_on(
                 cache, executor, seq = prefill(model, device)
                 with cache, executor:
                     results.append(executor.run([7], seq))
-    np.testing.assert_allclose(*results, rtol=0, atol=1e-4)  # dense there, ragged here
+    np.testing.assert_array_equal(*results)
 
 
 # ---- what is refused ----
