@@ -126,7 +126,7 @@ bench-peer: built-peer $(venv)/.has-project $(venv)/.has-bench $(models) | $(PEE
 		--ours-python $(GGML_PYTHON) --peer-python $(PEER_PYTHON) $(PEER_FLAGS)
 
 # A process has one connection to a server, which serves one at a time: no pytest -n here.
-device_suites := $(addprefix tests/test_,founding.py devices.py device_vectors.py device_traffic.py rpc_server.py)
+device_suites := $(addprefix tests/test_,founding.py devices.py device_vectors.py device_traffic.py device_docs.py rpc_server.py)
 test-devices: built-devices $(venv)/.has-project $(venv)/.has-test $(models) ## suites on RPC servers, which they start
 	$(call in_tree,devices) $(bin)/pytest $(PYTEST_FLAGS) --devices=rpc $(device_suites)
 
