@@ -58,7 +58,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("kv", ["f32", "f16"], indirect=True)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def with_servers(request: pytest.FixtureRequest) -> None:
     """Skip what needs RPC where the run has none."""
     if request.config.getoption("devices") != "rpc":
@@ -66,7 +66,7 @@ def with_servers(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[tuple[Server, Server]]:
+def servers(with_servers: None) -> Iterator[tuple[Server, Server]]:
     """Start two RPC servers, for the session."""
     with contextlib.ExitStack() as running:
         yield running.enter_context(Server()), running.enter_context(Server())

@@ -33,9 +33,7 @@ N_CROSSING = 2
 
 
 @pytest.fixture(scope="module")
-def wires(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, Wire]]:
-    if request.config.getoption("devices") != "rpc":
-        pytest.skip("needs --devices=rpc: make test-devices")
+def wires(with_servers: None) -> Iterator[tuple[Wire, Wire]]:
     with Server() as one, Server() as other, Wire(one.port) as a, Wire(other.port) as b:
         yield a, b
         gc.collect()
