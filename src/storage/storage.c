@@ -7,9 +7,11 @@
 #include "cells/error.h"
 #include "cells/memory.h"
 #include "cells/ring.h"
+#include "cells/table.h"
 #include "storage/device.h"
 #include "storage/huge_pages.h"
 
+_Static_assert((int)CK_ROW_PADDING == (int)CK_BLOCK, "attention reads a block of cells, or none");
 _Static_assert((int)CELLKV_TYPE_F32 == (int)GGML_TYPE_F32, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_F16 == (int)GGML_TYPE_F16, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_BF16 == (int)GGML_TYPE_BF16, "types are ggml's");
