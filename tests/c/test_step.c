@@ -154,7 +154,7 @@ static void test_position_that_does_not_continue_is_refused_and_named(void) {
     cellkv_cache_free(cache);
 }
 
-static void test_the_lowest_free_cells_are_given(void) {
+static void test_where_no_block_is_free_the_lowest_free_cells_are_given(void) {
     cellkv_cache *cache = new_cache(16, 3);
     int64_t a = open_with(cache, 4), b = open_with(cache, 3);
     CHECK_OK(cellkv_cache_remove(cache, a, 1, 3));
@@ -488,7 +488,7 @@ int main(void) {
     RUN(test_refused_declaration_keeps_the_earlier_one_and_a_good_one_replaces_it);
     RUN(test_tokens_continue_their_sequences_within_the_step);
     RUN(test_position_that_does_not_continue_is_refused_and_named);
-    RUN(test_the_lowest_free_cells_are_given);
+    RUN(test_where_no_block_is_free_the_lowest_free_cells_are_given);
     RUN(test_every_cell_of_the_capacity_can_be_placed);
     RUN(test_sequence_cannot_grow_past_the_last_position);
     RUN(test_undo_gives_back_the_steps_tokens_from_n_keep_on);
