@@ -112,6 +112,16 @@ static void test_else_the_lowest_free_block_is_taken(void) {
     cellkv_cache_free(cache);
 }
 
+static void test_a_free_cell_of_another_sequences_block_is_no_block(void) {
+    const int32_t rows = 4 * B;
+    cellkv_cache *cache = new_cache(rows, 4);
+    int64_t a = open_at(cache, B, rows), b = open_at(cache, 2, rows);
+    CHECK_OK(cellkv_cache_remove(cache, b, 0, 1)); /* cell B, right after a's last */
+    extend_at(cache, a, 2, rows);
+    check_run(cache, a, 2 * B, 2);
+    cellkv_cache_free(cache);
+}
+
 static void test_a_block_that_another_token_of_the_step_took_is_not_free(void) {
     const int32_t rows = 4 * B;
     cellkv_cache *cache = new_cache(rows, 4);
@@ -315,6 +325,10 @@ static void test_cells_alone_have_the_rows_that_doubling_one_gives(void) {
     check_run(cache, c, B, 50); /* 300 cells need 512 rows */
     extend(cache, a, 1);
     CHECK_EQUAL(last_cell(cache, a), 250);
+    CHECK_OK(cellkv_cache_close(cache, b));
+    CHECK_OK(cellkv_cache_remove(cache, a, 0, 199)); /* few are left, but c's are past 256 */
+    extend(cache, c, 1);
+    CHECK_EQUAL(last_cell(cache, c), B + 50);
     cellkv_cache_free(cache);
 }
 
@@ -394,6 +408,7 @@ int main(void) {
     RUN(test_a_token_goes_beside_its_sequences_last);
     RUN(test_a_full_block_is_followed_by_the_next_one_if_that_is_free);
     RUN(test_else_the_lowest_free_block_is_taken);
+    RUN(test_a_free_cell_of_another_sequences_block_is_no_block);
     RUN(test_a_block_that_another_token_of_the_step_took_is_not_free);
     RUN(test_without_a_free_block_the_lowest_free_cell_is_taken);
     RUN(test_a_block_is_free_again_once_its_last_cell_is);
