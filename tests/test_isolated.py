@@ -41,7 +41,7 @@ from cellkv._owned import Owner
 from cellkv._worker_process import WorkerProcess
 from cellkv.isolated import IsolatedCache, IsolatedExecutor, IsolatedModel
 
-TINY = tiny_gguf.VARIANTS["window"]
+TINY = tiny_gguf.VARIANTS["grouped"]  # without windows: a long step costs its tokens squared
 PROXIES = {Model: IsolatedModel, Cache: IsolatedCache, Executor: IsolatedExecutor}
 LONG = 40_000  # tokens of a step of many seconds
 ALLOWED = 5.0  # seconds until a worker's end has been noticed
@@ -333,7 +333,7 @@ class LongStep:
 
     def __init__(self, model: Model, capacity: int = LONG) -> None:
         self.cache = model.new_cache(capacity=capacity, max_seqs=2, kind="batched_cell")
-        self.executor = model.executor(self.cache, n_threads=1, isa="c", max_batch=LONG)
+        self.executor = model.executor(self.cache, n_threads=1, isa="c")
         self.seq = self.cache.open()
         self.result: Any = None
         self.thread = threading.Thread(target=self._run)
@@ -376,7 +376,8 @@ def test_abort_reaches_a_running_step_and_its_cells_can_be_given_back(mortal: Mo
     step = LongStep(mortal)
     step.executor.abort()
     kind, _, status, n_done, _ = step.end()
-    assert (kind, status, n_done) == (AbortedError, AbortedError.status, 0)
+    assert (kind, status) == (AbortedError, AbortedError.status)
+    assert 0 <= n_done < LONG
     step.cache.undo_step()
     assert step.cache.stats.free_cells == LONG
 
@@ -472,7 +473,7 @@ def test_a_worker_that_hangs_is_ended_after_the_timeout(path: Path) -> None:
 def test_a_step_beyond_the_timeout_ends_its_worker(path: Path) -> None:
     model = Model.load(path, isolated=True, timeout=20.0)
     cache = model.new_cache(capacity=LONG)
-    executor = model.executor(cache, n_threads=1, isa="c", max_batch=LONG)
+    executor = model.executor(cache, n_threads=1, isa="c")
     model._worker._timeout = 1.0  # type: ignore[attr-defined]
     with pytest.raises(WorkerDiedError, match="no answer to run within 1 s"):
         executor.run(np.ones(LONG, np.int32), cache.open())
@@ -552,7 +553,7 @@ import numpy as np
 from cellkv import CellkvError, Model
 model = Model.load({model!r}, isolated=True)
 cache = model.new_cache(capacity=40000)
-executor = model.executor(cache, n_threads=1, isa="c", max_batch=40000)
+executor = model.executor(cache, n_threads=1, isa="c")
 seq = cache.open()
 print(model._worker.pid, flush=True)
 """

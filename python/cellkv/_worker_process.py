@@ -21,7 +21,7 @@ from ._messages import Abandon, Drop, Reply, Request
 from .errors import UnsupportedError, WorkerDiedError
 
 _KEPT_BYTES, _TOLD_LINES = 4096, 10  # of its output, for the exception
-_GRACE = 1.0  # seconds that an interrupted call waits for its step to stop
+_GRACE = 2.0  # seconds that an interrupted call waits for its step to stop
 _WATCH = 1.0  # seconds between looks at the process itself; its end is most often told by the pipe
 
 _START = "import sys; sys.path[:] = sys.argv[1:]; from cellkv._worker import main; main({}, {})"
@@ -53,8 +53,12 @@ class WorkerProcess:
         self._last_output = b""
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = _start(theirs.fileno())
+        try:
+            with theirs:
+                self._process = _start(theirs.fileno())
+        except BaseException:
+            self._socket.close()
+            raise
         self._connection = Connection(os.dup(self._socket.fileno()))
         self._sender = threading.Thread(target=self._send, daemon=True)
         self._listener = threading.Thread(target=self._listen, daemon=True)
