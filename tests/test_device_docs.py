@@ -71,4 +71,4 @@ def test_its_programs_name_the_devices_that_there_are(root: Path, smollm2_path: 
     assert "CPU" in in_python.stderr
     in_c = run(built("devices"))
     assert in_c.returncode == 2
-    assert set(cellkv.devices()) <= set(in_c.stderr.split())
+    assert "CPU" in in_c.stderr.split()
