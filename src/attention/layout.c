@@ -9,18 +9,19 @@
 #include "cells/memory.h"
 #include "storage/storage.h"
 
-/* Costs are in units of one query reading one block of rows that it sees nothing of, which is what
- * a layout saves; what a query does see costs the same in every layout. */
+/* Costs are in units of one query looking at one block of rows that it sees nothing of, which is
+ * what a layout saves; what a query does see costs the same in every layout. Measured on the CPU, 9
+ * query heads on 3 of K and V, width 64, f16: a row of a mask takes all heads about 20 ns, copying a
+ * row of K and of V 85 ns. */
 enum {
-    /* A call of its own: a few nodes more, each with a barrier between the threads, or a message to
-     * a device. */
+    /* A call of its own: a few nodes more, each a barrier for the threads, or a device's launch. */
     CALL_COST = 4,
-    /* Copying a block of K and of V: memory is slower than looking at a mask. */
-    GATHER_COST = 8,
+    /* Copying a block of K and of V. */
+    GATHER_COST = 4,
     /* Each run of a copy: two nodes. */
     RUN_COST = 1,
-    /* The pieces must save a quarter of what one call costs: an estimate is not worth more nodes,
-     * and a graph that changes when one sequence's blocks do. */
+    /* The pieces must save a quarter of what one call costs: an estimate of less is not worth more
+     * nodes, and a graph that changes when any one sequence gets a block. */
     WORTH_NUMERATOR = 3,
     WORTH_DENOMINATOR = 4,
 };
