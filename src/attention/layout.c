@@ -11,8 +11,8 @@
 
 /* Costs are in units of one query looking at one block of rows that it sees nothing of, which is
  * what a layout saves; what a query does see costs the same in every layout. Measured on the CPU, 9
- * query heads on 3 of K and V, width 64, f16: a row of a mask takes all heads about 20 ns, copying a
- * row of K and of V 85 ns. */
+ * query heads on 3 of K and V, width 64, f16: a row of a mask takes all heads about 20 ns, copying
+ * a row of K and of V 85 ns. */
 enum {
     /* A call of its own: a few nodes more, each a barrier for the threads, or a device's launch. */
     CALL_COST = 4,
