@@ -187,6 +187,7 @@ def test_constants_and_enums_are_the_headers(headers: str) -> None:
         "UNSET": {-(2**31): "INT32_MIN"}[_lib.UNSET],
         "MAX_CAPACITY": {2**30: "(1 << 30)"}[_lib.MAX_CAPACITY],
         "MAX_SEQS": str(_lib.MAX_SEQS),
+        "MAX_DEVICES": str(_lib.MAX_DEVICES),
         "MAX_WIDTH": str(_lib.MAX_WIDTH),
     }
     assert known == {

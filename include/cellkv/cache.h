@@ -95,7 +95,8 @@ typedef struct cellkv_cache_config {
                                    a window, 1 .. CELLKV_MAX_CAPACITY (see there) */
     int32_t n_layers;           /* >= 1; 0 is legal with "cells" */
     const cellkv_layer *layers; /* n_layers entries, copied */
-    const char *device; /* "ggml": the ggml device that holds the rows; NULL: the best one */
+    const char *device; /* "ggml": the devices of the layers' rows, as a text (device.h); NULL: the
+                           best one */
 } cellkv_cache_config;
 
 /** A configuration with backend "ggml", kind batched, 4096 cells, 64 sequences, 256 rows at first,
@@ -129,7 +130,7 @@ CELLKV_API cellkv_status cellkv_cache_kind_by_name(const char *name, cellkv_cach
  *             CELLKV_ERROR_INVALID_ARGUMENT: NULL, a wrong `size`, a field outside its range, or a
  *             head width that its type's blocks do not divide (the message names layer and width);
  *             CELLKV_ERROR_NO_BUILDER: nothing builds this kind for this backend;
- *             CELLKV_ERROR_UNKNOWN_DEVICE: `device` names none;
+ *             the statuses of cellkv_devices_of_layers (device.h);
  *             CELLKV_ERROR_OUT_OF_MEMORY
  *  On failure: *cache is unchanged.  Cost: O(capacity) once.  Threads: any.
  */

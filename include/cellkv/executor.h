@@ -154,8 +154,10 @@ typedef struct cellkv_executor_config {
  */
 CELLKV_API cellkv_executor_config cellkv_executor_config_default(void);
 
-/** Makes an executor of a program over a cache. It computes on the device that holds the cache's
- *  rows, and on the CPU what that device cannot do.
+/** Makes an executor of a program over a cache. It computes on the devices that hold the cache's
+ *  rows, each layer on its own, and on the CPU what they cannot do. Attention, and what the program
+ *  attends over, must be possible there: a program that reads weights on any other device is
+ *  refused when it first runs.
  *
  *  @param config     borrowed
  *  @param executor   receives the executor, the caller's to free
@@ -265,21 +267,6 @@ typedef struct cellkv_executor_stats {
  */
 CELLKV_API cellkv_status cellkv_executor_get_stats(cellkv_executor *executor,
                                                    cellkv_executor_stats *stats);
-
-/* ---- devices ---- */
-
-/** How many devices ggml's registry has in this process.
- *
- *  Threads: any.
- */
-CELLKV_API int32_t cellkv_device_count(void);
-
-/** The name of device i, as `cellkv_cache_config.device` takes it: "CPU", "Metal", ...
- *
- *  @return    a string owned by ggml; NULL when i is out of range
- *  Threads: any.
- */
-CELLKV_API const char *cellkv_device_name(int32_t i);
 
 #ifdef __cplusplus
 }

@@ -21,7 +21,8 @@ typedef struct cellkv_model cellkv_model;
 /** How a model is loaded. Start from cellkv_model_config_default(). */
 typedef struct cellkv_model_config {
     size_t size;        /* sizeof(cellkv_model_config) */
-    const char *device; /* the ggml device that holds the weights; NULL: the best one */
+    const char *device; /* the devices of the layers, as a text (device.h); NULL: the best one. The
+                           embedding is with the first layer, the head with the last */
     bool use_mmap; /* map the file instead of reading it, where the device can use host memory */
     bool repack;   /* CPU: hold weights in the layout of ggml's fastest kernels where one exists
                       for their type (a second copy of those weights) */
@@ -49,7 +50,7 @@ CELLKV_API cellkv_model_config cellkv_model_config_default(void);
  *             CELLKV_ERROR_MISSING_TENSOR, CELLKV_ERROR_BAD_TENSOR (the message names it and what
  *             was expected; a tensor that the architecture does not use is refused, too: the model
  *             would be served wrongly without it);
- *             CELLKV_ERROR_UNKNOWN_DEVICE; CELLKV_ERROR_OUT_OF_MEMORY
+ *             the statuses of cellkv_devices_of_layers; CELLKV_ERROR_OUT_OF_MEMORY
  *  On failure: *model is unchanged.  Threads: any.
  */
 CELLKV_API cellkv_status cellkv_model_load(const char *path, const cellkv_model_config *config,
@@ -105,6 +106,7 @@ typedef struct cellkv_model_info {
     int64_t mapped_bytes;       /* of weights used where the file is mapped */
     int64_t repacked_bytes;     /* of weights held in another layout */
     const cellkv_layer *layers; /* [n_layers]; their types are F16 */
+    const char *devices;        /* of the layers, as a text (device.h) */
 } cellkv_model_info;
 
 /** Reads the model's figures. Pointers in it live as long as the model.
@@ -131,7 +133,8 @@ typedef enum cellkv_output {
 CELLKV_API cellkv_status cellkv_model_program(cellkv_model *model, cellkv_output output,
                                               cellkv_program *program);
 
-/** Makes a cache for a model: `config` with the model's layers, in the given types.
+/** Makes a cache for a model: `config` with the model's layers, in the given types, each with its
+ *  layer's weights unless config->device says otherwise.
  *
  *  @param config    its layers are ignored; borrowed
  *  @param type_k    type of every layer's K

@@ -43,7 +43,8 @@ extern "C" {
     X(ERROR_UNKNOWN_ARCHITECTURE, -26, UnknownArchitectureError, "unknown model architecture")     \
     X(ERROR_BAD_METADATA, -27, BadMetadataError, "model metadata missing or unusable")             \
     X(ERROR_MISSING_TENSOR, -28, MissingTensorError, "the model lacks a tensor")                   \
-    X(ERROR_BAD_TENSOR, -29, BadTensorError, "a tensor has the wrong shape or type")
+    X(ERROR_BAD_TENSOR, -29, BadTensorError, "a tensor has the wrong shape or type")               \
+    X(ERROR_NETWORK, -30, NetworkError, "nobody answers there, or no listening is possible")
 
 /** What a call came to: CELLKV_OK, or one negative value per cause. */
 typedef enum cellkv_status {

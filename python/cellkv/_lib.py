@@ -37,6 +37,7 @@ UNSET = -(2**31)  # CELLKV_UNSET
 MAX_CAPACITY = 1 << 30
 MAX_SEQS = 65535
 MAX_WIDTH = 65536
+MAX_DEVICES = 15
 
 # Pointers to whole arrays travel as addresses (c_void_p): the caller holds the array meanwhile.
 
@@ -201,6 +202,18 @@ class cellkv_model_info(Structure):
         ("mapped_bytes", c_int64),
         ("repacked_bytes", c_int64),
         ("layers", POINTER(cellkv_layer)),
+        ("devices", c_char_p),
+    )
+
+
+class cellkv_rpc_server_config(Structure):
+    _fields_ = (
+        ("size", c_size_t),
+        ("host", c_char_p),
+        ("port", c_int32),
+        ("allow_remote", c_bool),
+        ("device", c_char_p),
+        ("n_threads", c_int32),
     )
 
 
@@ -251,15 +264,19 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         c_void_p,
         [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, POINTER(cellkv_attend_params)],
     ),
-    # executor.h: executors and devices
+    # device.h
+    "cellkv_device_count": (c_int32, []),
+    "cellkv_device_name": (c_char_p, [c_int32]),
+    "cellkv_devices_of_layers": (c_int, [c_char_p, c_int32, c_void_p]),
+    "cellkv_rpc_server_config_default": (cellkv_rpc_server_config, []),
+    "cellkv_rpc_server_run": (c_int, [POINTER(cellkv_rpc_server_config)]),
+    # executor.h: executors
     "cellkv_executor_config_default": (cellkv_executor_config, []),
     "cellkv_executor_new": (c_int, [POINTER(cellkv_executor_config), POINTER(c_void_p)]),
     "cellkv_executor_free": (None, [c_void_p]),
     "cellkv_executor_run": (c_int, [c_void_p, POINTER(cellkv_step), c_void_p, POINTER(c_int32)]),
     "cellkv_executor_abort": (c_int, [c_void_p]),
     "cellkv_executor_get_stats": (c_int, [c_void_p, POINTER(cellkv_executor_stats)]),
-    "cellkv_device_count": (c_int32, []),
-    "cellkv_device_name": (c_char_p, [c_int32]),
     # model.h
     "cellkv_model_config_default": (cellkv_model_config, []),
     "cellkv_model_load": (c_int, [c_char_p, POINTER(cellkv_model_config), POINTER(c_void_p)]),

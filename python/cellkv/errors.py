@@ -224,6 +224,13 @@ class BadTensorError(CellkvError, ValueError):
     name = "ERROR_BAD_TENSOR"
 
 
+class NetworkError(CellkvError, ConnectionError):
+    """No server answers at the address, or none can listen there."""
+
+    status = -30
+    name = "ERROR_NETWORK"
+
+
 class ClosedError(CellkvError, ValueError):
     """The object was closed; nothing can be asked of it."""
 

@@ -41,7 +41,8 @@ class ModelInfo(NamedTuple):
     `n_embd` is the width of the hidden state, `n_heads` the query heads of the first layer,
     `n_context` the context length it was trained for (0: not stated); `weight_bytes` of all
     tensors as stored, `mapped_bytes` of those used where the file is mapped, `repacked_bytes` of
-    those held in another layout; `layers` is what a cache for it needs.
+    those held in another layout; `layers` is what a cache for it needs; `devices` are the layers'
+    devices as a text, as `device` takes it.
     """
 
     architecture: str
@@ -55,6 +56,7 @@ class ModelInfo(NamedTuple):
     mapped_bytes: int
     repacked_bytes: int
     layers: tuple[Layer, ...]
+    devices: str
 
 
 class Model(Owner):
@@ -158,6 +160,7 @@ class Model(Owner):
             check(lib.cellkv_model_get_info(model, ctypes.byref(info)))
             values = {field: getattr(info, field) for field in ModelInfo._fields}
             values["architecture"] = info.architecture.decode("utf-8", "replace")
+            values["devices"] = info.devices.decode("utf-8", "replace")
             values["layers"] = tuple(_layer(info.layers[i]) for i in range(info.n_layers))
         return ModelInfo(**values)
 

@@ -4,6 +4,7 @@
 
 #include "cells/error.h"
 #include "cells/memory.h"
+#include "storage/device.h"
 #include "write.h"
 
 /* Half-precision bit patterns. */
@@ -85,9 +86,9 @@ static cellkv_status probe_layer(ggml_backend_dev_t device, const cellkv_layer *
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "no memory to probe layer %d", index);
     }
     struct ck_dense_nodes nodes = probe_nodes(context, layer);
-    const bool supported = ggml_backend_dev_supports_op(device, nodes.write_k) &&
-                           ggml_backend_dev_supports_op(device, nodes.write_v) &&
-                           ggml_backend_dev_supports_op(device, nodes.attention);
+    const bool supported = ck_device_supports(device, nodes.write_k) &&
+                           ck_device_supports(device, nodes.write_v) &&
+                           ck_device_supports(device, nodes.attention);
     ggml_free(context);
     if (supported) {
         return CELLKV_OK;
@@ -102,10 +103,12 @@ static cellkv_status probe_layer(ggml_backend_dev_t device, const cellkv_layer *
 cellkv_status ck_dense_probe(const struct ck_storage *storage, const cellkv_layer *layers,
                              int32_t n_layers) {
     for (int32_t l = 0; l < n_layers; l++) {
-        if (l > 0 && memcmp(&layers[l], &layers[l - 1], sizeof *layers) == 0) {
+        ggml_backend_dev_t device = ck_storage_device(storage, l);
+        if (l > 0 && device == ck_storage_device(storage, l - 1) &&
+            memcmp(&layers[l], &layers[l - 1], sizeof *layers) == 0) {
             continue;
         }
-        cellkv_status status = probe_layer(ck_storage_device(storage), &layers[l], l);
+        cellkv_status status = probe_layer(device, &layers[l], l);
         if (status != CELLKV_OK) {
             return status;
         }

@@ -149,14 +149,17 @@ struct ck_ragged_nodes ck_ragged_attend(struct ggml_context *context, struct ck_
 
 cellkv_status ck_ragged_probe(const struct ck_storage *storage, const cellkv_layer *layers,
                               int32_t n_layers) {
-    ggml_backend_dev_t device = ck_storage_device(storage);
-    if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
-        return ck_fail(CELLKV_ERROR_UNSUPPORTED,
-                       "strategy ragged runs on the CPU, the cache's rows are on %s",
-                       ggml_backend_dev_name(device));
-    }
     for (int32_t l = 0; l < n_layers; l++) {
         const cellkv_layer *layer = &layers[l];
+        ggml_backend_dev_t device = ck_storage_device(storage, l);
+        if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            return ck_fail(CELLKV_ERROR_UNSUPPORTED,
+                           "layer %d: strategy ragged runs on the CPU; here are K of type %s, V of "
+                           "type %s on %s",
+                           l, ggml_type_name((enum ggml_type)layer->type_k),
+                           ggml_type_name((enum ggml_type)layer->type_v),
+                           ggml_backend_dev_name(device));
+        }
         if (row_type(layer->type_k) != CK_N_ROW_TYPES &&
             row_type(layer->type_v) != CK_N_ROW_TYPES && layer->head_dim_k % WIDTH_MULTIPLE == 0 &&
             layer->head_dim_v % WIDTH_MULTIPLE == 0) {

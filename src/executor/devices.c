@@ -1,15 +1,14 @@
 #include "devices.h"
 
 #include <string.h>
-#include <unistd.h>
 
 #include <ggml-cpu.h>
 
 #include "cells/error.h"
 #include "cells/memory.h"
+#include "storage/device.h"
 
 enum {
-    MAX_DEFAULT_THREADS = 16,
     /* How long idle threads wait for the next graph before they sleep, in ggml's unit: a few
      * milliseconds, enough to sample and come back. ggml's default of 50 keeps the cores busy for a
      * third of a second after each step, at the cost of whatever else runs there. */
@@ -31,14 +30,6 @@ static any_function find_function(ggml_backend_dev_t device, const char *name) {
     return function;
 }
 
-static int32_t default_threads(void) {
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (cores < 1) {
-        return 1;
-    }
-    return cores < MAX_DEFAULT_THREADS ? (int32_t)cores : MAX_DEFAULT_THREADS;
-}
-
 /* Threads that live as long as the executor: ggml would otherwise start new ones for each graph. */
 static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
     const ggml_backend_set_n_threads_t set_n_threads =
@@ -48,7 +39,7 @@ static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
         (set_threads_t)find_function(cpu, "ggml_backend_cpu_set_threadpool");
     devices->free_threads = (free_threads_t)find_function(cpu, "ggml_threadpool_free");
 
-    ggml_backend_t backend = devices->backends[devices->n_backends - 1];
+    ggml_backend_t backend = ck_devices_cpu(devices);
     if (set_n_threads != NULL) {
         set_n_threads(backend, devices->n_threads);
     }
@@ -59,6 +50,15 @@ static void start_threads(struct ck_devices *devices, ggml_backend_dev_t cpu) {
     params.poll = POLL;
     devices->threads = new_threads(&params);
     set_threads(backend, devices->threads);
+}
+
+static ggml_backend_t find_backend(const struct ck_devices *devices, ggml_backend_dev_t device) {
+    for (int i = 0; i < devices->n_backends; i++) {
+        if (ggml_backend_get_device(devices->backends[i]) == device) {
+            return devices->backends[i];
+        }
+    }
+    return NULL;
 }
 
 static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_t device) {
@@ -72,25 +72,39 @@ static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_
     return CELLKV_OK;
 }
 
-cellkv_status ck_devices_start(struct ck_devices *devices, ggml_backend_dev_t rows_device,
-                               int32_t n_threads) {
-    *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : default_threads()};
+/* In the order of the layers, the CPU last. */
+static cellkv_status start_backends(struct ck_devices *devices, const struct ck_storage *storage,
+                                    int32_t n_layers, ggml_backend_dev_t cpu) {
+    cellkv_status status = CELLKV_OK;
+    for (int32_t l = 0; l < n_layers && status == CELLKV_OK; l++) {
+        ggml_backend_dev_t device = ck_storage_device(storage, l);
+        if (device != cpu && find_backend(devices, device) == NULL) {
+            status = start_backend(devices, device);
+        }
+    }
+    return status == CELLKV_OK ? start_backend(devices, cpu) : status;
+}
+
+cellkv_status ck_devices_start(struct ck_devices *devices, const struct ck_storage *storage,
+                               int32_t n_layers, int32_t n_threads) {
+    *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : ck_default_threads(),
+                                   .is_remote = ck_storage_is_remote(storage)};
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL) {
         return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "this ggml has no CPU device");
     }
-    cellkv_status status = CELLKV_OK;
-    if (rows_device != cpu) {
-        status = start_backend(devices, rows_device);
+    devices->of_layer = ck_calloc((size_t)n_layers, sizeof *devices->of_layer);
+    if (devices->of_layer == NULL) {
+        return ck_fail_memory("the layers' backends");
     }
-    if (status == CELLKV_OK) {
-        status = start_backend(devices, cpu);
-    }
+    cellkv_status status = start_backends(devices, storage, n_layers, cpu);
     if (status != CELLKV_OK) {
         ck_devices_stop(devices);
         return status;
     }
-    devices->rows_backend = devices->backends[0];
+    for (int32_t l = 0; l < n_layers; l++) {
+        devices->of_layer[l] = find_backend(devices, ck_storage_device(storage, l));
+    }
     start_threads(devices, cpu);
     return CELLKV_OK;
 }
@@ -102,7 +116,20 @@ void ck_devices_stop(struct ck_devices *devices) {
     if (devices->threads != NULL) {
         devices->free_threads(devices->threads);
     }
+    ck_free(devices->of_layer);
     *devices = (struct ck_devices){0};
+}
+
+void ck_devices_enter(const struct ck_devices *devices) {
+    if (devices->is_remote) {
+        ck_remote_enter();
+    }
+}
+
+void ck_devices_leave(const struct ck_devices *devices) {
+    if (devices->is_remote) {
+        ck_remote_leave();
+    }
 }
 
 void ck_devices_set_abort(const struct ck_devices *devices, ggml_abort_callback should_abort,

@@ -251,14 +251,16 @@ static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor
         status = ck_graph_cache_init(&executor->graphs, config->max_graphs);
     }
     if (status == CELLKV_OK) {
-        status = ck_devices_start(&executor->devices, ck_storage_device(cache->storage),
+        status = ck_devices_start(&executor->devices, cache->storage, cache->n_layers,
                                   config->n_threads);
     }
     return status;
 }
 
 static void free_parts(cellkv_executor *executor) {
+    ck_devices_enter(&executor->devices);
     ck_graph_cache_free(&executor->graphs);
+    ck_devices_leave(&executor->devices);
     ck_devices_stop(&executor->devices);
     scratch_free(&executor->scratch, executor->windows.n_windows);
     ck_free(executor->windows.sizes);

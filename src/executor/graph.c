@@ -6,6 +6,7 @@
 #include "attention/dense.h"
 #include "cells/error.h"
 #include "cells/memory.h"
+#include "storage/device.h"
 
 enum {
     BASE_TENSORS = 256,
@@ -124,25 +125,34 @@ static bool check_layer(cellkv_graph *graph, int32_t index) {
     return true;
 }
 
+/* Pins a node of attention, which becomes part of the graph even if nobody reads the result: the K
+ * and V must be written. */
+static void pin(cellkv_graph *graph, struct ggml_tensor *node, int32_t layer) {
+    if (!CK_RESERVE(graph->pins, &graph->room_pins, graph->n_pins + 1)) {
+        FAIL_ONCE(graph, CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
+        return;
+    }
+    graph->pins[graph->n_pins++] = (struct ck_pin){node, layer};
+    ggml_build_forward_expand(graph->nodes, node);
+}
+
 static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                         struct ggml_tensor *k, struct ggml_tensor *v,
-                                        const cellkv_attend_params *params,
-                                        struct ggml_tensor **pinned) {
+                                        const cellkv_attend_params *params) {
     const struct ck_graph_context *shared = graph->shared;
     const struct ck_dense_nodes nodes = ck_dense_attend(
         graph->context, ck_storage_k(shared->storage, layer), ck_storage_v(shared->storage, layer),
         &shared->layers[layer], q, k, v, graph->rows[shared->windows->of_layer[layer]],
         graph->masks[shared->windows->of_layer[layer]], params);
-    pinned[0] = nodes.write_k;
-    pinned[1] = nodes.write_v;
-    pinned[2] = nodes.attention;
+    pin(graph, nodes.write_k, layer);
+    pin(graph, nodes.write_v, layer);
+    pin(graph, nodes.attention, layer);
     return nodes.attention;
 }
 
 static struct ggml_tensor *attend_ragged(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                          struct ggml_tensor *k, struct ggml_tensor *v,
-                                         const cellkv_attend_params *params,
-                                         struct ggml_tensor **pinned) {
+                                         const cellkv_attend_params *params) {
     const struct ck_graph_context *shared = graph->shared;
     const int32_t window = shared->windows->of_layer[layer];
     const struct ck_window_step *step = &shared->steps[window];
@@ -158,10 +168,10 @@ static struct ggml_tensor *attend_ragged(cellkv_graph *graph, int32_t layer, str
     const struct ck_ragged_nodes nodes = ck_ragged_attend(
         graph->context, ragged, ck_storage_k(shared->storage, layer),
         ck_storage_v(shared->storage, layer), q, k, v, graph->rows[window], params);
-    pinned[0] = nodes.write_k;
-    pinned[1] = nodes.write_v;
-    pinned[2] = nodes.compute;
-    pinned[3] = nodes.merge;
+    pin(graph, nodes.write_k, layer);
+    pin(graph, nodes.write_v, layer);
+    pin(graph, nodes.compute, layer);
+    pin(graph, nodes.merge, layer);
     return nodes.attention;
 }
 
@@ -175,18 +185,9 @@ struct ggml_tensor *cellkv_attend(cellkv_graph *graph, int32_t layer, struct ggm
         !check_params(graph, layer, q, params)) {
         return NULL;
     }
-    struct ggml_tensor **pinned = graph->pinned + (size_t)layer * CK_PINNED_PER_LAYER;
-    struct ggml_tensor *attention = graph->ragged != NULL
-                                        ? attend_ragged(graph, layer, q, k, v, params, pinned)
-                                        : attend_dense(graph, layer, q, k, v, params, pinned);
-    /* Also when nobody reads the result: the K and V must be written. */
-    for (int i = 0; i < CK_PINNED_PER_LAYER; i++) {
-        if (pinned[i] != NULL) {
-            ggml_build_forward_expand(graph->nodes, pinned[i]);
-        }
-    }
     graph->attended[layer] = true;
-    return attention;
+    return graph->ragged != NULL ? attend_ragged(graph, layer, q, k, v, params)
+                                 : attend_dense(graph, layer, q, k, v, params);
 }
 
 /* ---- building ---- */
@@ -283,10 +284,16 @@ static void run_build(cellkv_graph *graph) {
     ggml_build_forward_expand(graph->nodes, graph->result);
 }
 
-/* Whether some backend can run the node with its sources where they are. */
+/* Whether some backend can run the node with its sources where they are. A custom op runs on the
+ * CPU, and could not write to a tensor in another device's memory. */
 static bool is_runnable(const struct ck_devices *devices, struct ggml_tensor *node) {
+    const struct ggml_tensor *base = node->view_src;
+    if (ck_is_custom(node) && base != NULL && base->buffer != NULL &&
+        !ggml_backend_buffer_is_host(base->buffer)) {
+        return false;
+    }
     for (int i = 0; i < devices->n_backends; i++) {
-        if (ggml_backend_supports_op(devices->backends[i], node)) {
+        if (ck_device_supports(ggml_backend_get_device(devices->backends[i]), node)) {
             return true;
         }
     }
@@ -305,6 +312,25 @@ static bool is_reachable(const struct ck_devices *devices, const struct ggml_ten
         }
     }
     return false;
+}
+
+/* Whether each layer's device can attend with just these heads, caps and sinks, which the probe
+ * could not know. */
+static void check_pins(cellkv_graph *graph) {
+    const struct ck_graph_context *shared = graph->shared;
+    for (int32_t i = 0; i < graph->n_pins; i++) {
+        const struct ck_pin *pin = &graph->pins[i];
+        ggml_backend_dev_t device = ggml_backend_get_device(shared->devices->of_layer[pin->layer]);
+        if (!ck_device_supports(device, pin->node)) {
+            const cellkv_layer *layer = &shared->layers[pin->layer];
+            FAIL_ONCE(graph, CELLKV_ERROR_UNSUPPORTED,
+                      "layer %d: %s cannot run %s over K of type %s, width %d, V of type %s, "
+                      "width %d, as the program attends",
+                      pin->layer, ggml_backend_dev_name(device), ggml_op_desc(pin->node),
+                      ggml_type_name((enum ggml_type)layer->type_k), layer->head_dim_k,
+                      ggml_type_name((enum ggml_type)layer->type_v), layer->head_dim_v);
+        }
+    }
 }
 
 /* What the scheduler would end the process for is refused here. */
@@ -347,6 +373,7 @@ static cellkv_status describe(cellkv_graph *graph) {
     make_inputs(graph);
     run_build(graph);
     if (graph->status == CELLKV_OK) {
+        check_pins(graph);
         check_nodes(graph);
     }
     return graph->status;
@@ -363,13 +390,12 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     graph->shape = *shape;
     graph->rows = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->rows);
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
-    graph->pinned = ck_calloc(n_layers * CK_PINNED_PER_LAYER, sizeof(struct ggml_tensor *));
     graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
     if (shared->kernels != NULL) {
         graph->ragged = ck_calloc(n_layers, sizeof *graph->ragged);
     }
-    if (graph->rows == NULL || graph->masks == NULL || graph->pinned == NULL ||
-        graph->attended == NULL || (graph->ragged == NULL) != (shared->kernels == NULL)) {
+    if (graph->rows == NULL || graph->masks == NULL || graph->attended == NULL ||
+        (graph->ragged == NULL) != (shared->kernels == NULL)) {
         ck_graph_free(graph);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
     }
@@ -396,23 +422,24 @@ static cellkv_status describe_new(const struct ck_graph_context *shared,
 /* ---- allocating ---- */
 
 static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler) {
-    const int32_t n = CK_PINNED_PER_LAYER * graph->shared->program->n_layers;
-    for (int32_t i = 0; i < n; i++) {
-        if (graph->pinned[i] != NULL) {
-            ggml_backend_sched_set_tensor_backend(scheduler, graph->pinned[i],
-                                                  graph->shared->devices->rows_backend);
+    const struct ck_devices *devices = graph->shared->devices;
+    for (int32_t i = 0; i < graph->n_pins; i++) {
+        ggml_backend_sched_set_tensor_backend(scheduler, graph->pins[i].node,
+                                              devices->of_layer[graph->pins[i].layer]);
+    }
+    for (int i = 0; i < ggml_graph_n_nodes(graph->nodes); i++) {
+        struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
+        if (ck_is_custom(node)) {
+            ggml_backend_sched_set_tensor_backend(scheduler, node, ck_devices_cpu(devices));
         }
     }
 }
 
 static void count_strayed(cellkv_graph *graph) {
-    const int32_t n = CK_PINNED_PER_LAYER * graph->shared->program->n_layers;
-    for (int32_t i = 0; i < n; i++) {
-        if (graph->pinned[i] != NULL &&
-            ggml_backend_sched_get_tensor_backend(graph->scheduler, graph->pinned[i]) !=
-                graph->shared->devices->rows_backend) {
-            graph->n_strayed++;
-        }
+    for (int32_t i = 0; i < graph->n_pins; i++) {
+        const struct ck_pin *pin = &graph->pins[i];
+        graph->n_strayed += ggml_backend_sched_get_tensor_backend(graph->scheduler, pin->node) !=
+                            graph->shared->devices->of_layer[pin->layer];
     }
 }
 
@@ -498,7 +525,7 @@ void ck_graph_free(cellkv_graph *graph) {
     ggml_free(graph->context);
     ck_free(graph->rows);
     ck_free(graph->masks);
-    ck_free(graph->pinned);
+    ck_free(graph->pins);
     ck_free(graph->attended);
     ck_free(graph->ragged);
     ck_free(graph);

@@ -57,7 +57,11 @@ struct ck_graph_context {
     const struct ck_window_step *steps; /* [n_windows] */
 };
 
-enum { CK_PINNED_PER_LAYER = 4 };
+/* A node of attention, which runs on its layer's device whatever the scheduler would make of it. */
+struct ck_pin {
+    struct ggml_tensor *node;
+    int32_t layer;
+};
 
 struct cellkv_graph {
     const struct ck_graph_context *shared;
@@ -77,8 +81,9 @@ struct cellkv_graph {
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 
     /* attention: what must run where the rows are */
-    struct ggml_tensor **pinned; /* [CK_PINNED_PER_LAYER * n_layers]; NULL: a strategy needs less */
-    bool *attended;              /* [n_layers] */
+    struct ck_pin *pins;
+    int32_t n_pins, room_pins;
+    bool *attended;                 /* [n_layers] */
     struct ck_ragged_layer *ragged; /* [n_layers]; NULL: strategy dense */
     int32_t n_strayed;              /* pinned nodes that the scheduler put elsewhere */
 

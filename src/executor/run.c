@@ -371,6 +371,7 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
         return status;
     }
     bool began = false;
+    ck_devices_enter(&executor->devices);
     status = prepare_pooling(executor, step, results);
     if (status == CELLKV_OK) {
         status = prepare_rows(executor);
@@ -378,6 +379,7 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
     if (status == CELLKV_OK) {
         status = run_slices(executor, step, results, n_done, &began);
     }
+    ck_devices_leave(&executor->devices);
     if (status != CELLKV_OK && !began) {
         ck_cells_rollback_step(cells);
     }

@@ -222,7 +222,9 @@ void ck_decoder_want_ends(struct ck_decoder *decoder, struct ck_weights *weights
         weights->status = ck_fail(CELLKV_ERROR_BAD_TENSOR, "token_embd.weight: too many rows");
     }
     decoder->n_vocab = weights->status == CELLKV_OK ? (int32_t)n_vocab : 0;
+    weights->layer = 0;
     ck_want(weights, &decoder->embedding, CK_USE_ROWS, n_embd, n_vocab, "token_embd.weight");
+    weights->layer = decoder->n_layers - 1;
     ck_want(weights, &decoder->norm, CK_USE_VECTOR, n_embd, 1, "output_norm.weight");
     if (!ck_want_optional(weights, &decoder->head, CK_USE_MATMUL, n_embd, n_vocab,
                           "output.weight")) {
@@ -231,6 +233,7 @@ void ck_decoder_want_ends(struct ck_decoder *decoder, struct ck_weights *weights
 }
 
 void ck_decoder_want_attention(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    weights->layer = l;
     struct ck_attention *attention = &decoder->layers[l].attention;
     const int64_t n_embd = decoder->n_embd;
     const int64_t n_heads = attention->n_heads;
@@ -244,6 +247,7 @@ void ck_decoder_want_attention(struct ck_decoder *decoder, struct ck_weights *we
 }
 
 void ck_decoder_want_head_norms(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    weights->layer = l;
     struct ck_attention *attention = &decoder->layers[l].attention;
     const int64_t width = attention->head_dim_k;
     ck_want(weights, &attention->q_norm, CK_USE_VECTOR, width, 1, "blk.%d.attn_q_norm.weight", l);
@@ -252,6 +256,7 @@ void ck_decoder_want_head_norms(struct ck_decoder *decoder, struct ck_weights *w
 
 void ck_decoder_want_feed_forward(struct ck_decoder *decoder, struct ck_weights *weights,
                                   int32_t l) {
+    weights->layer = l;
     struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
     const int64_t n_embd = decoder->n_embd;
     const int64_t width = feed_forward->width;
@@ -262,6 +267,7 @@ void ck_decoder_want_feed_forward(struct ck_decoder *decoder, struct ck_weights 
 }
 
 void ck_decoder_want_experts(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    weights->layer = l;
     struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
     const int64_t n_embd = decoder->n_embd;
     const int64_t width = feed_forward->width;
@@ -278,6 +284,7 @@ void ck_decoder_want_experts(struct ck_decoder *decoder, struct ck_weights *weig
 }
 
 void ck_decoder_want_post_norms(struct ck_decoder *decoder, struct ck_weights *weights, int32_t l) {
+    weights->layer = l;
     struct ck_layer *layer = &decoder->layers[l];
     const int64_t n_embd = decoder->n_embd;
     ck_want(weights, &layer->attention.post_norm, CK_USE_VECTOR, n_embd, 1,

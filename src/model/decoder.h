@@ -112,7 +112,8 @@ float ck_decoder_read_soft_cap(struct ck_metadata *metadata, const char *key, fl
 
 /* ---- weights, by the names that GGUF gives to every architecture ---- */
 
-/* token_embd, output_norm, output: without an output of its own, the head is the embedding. */
+/* token_embd with the first layer, output_norm and output with the last: without an output of its
+ * own, the head is the embedding. */
 void ck_decoder_want_ends(struct ck_decoder *decoder, struct ck_weights *weights);
 
 /* Layer l's attn_norm, attn_q, attn_k, attn_v, attn_output, with biases where the model has them.

@@ -13,6 +13,7 @@ static void read(struct ck_decoder *decoder, struct ck_metadata *metadata) {
 static void want_rope_factors(struct ck_decoder *decoder, struct ck_weights *weights) {
     for (int32_t l = 0; l < decoder->n_layers; l++) {
         struct ck_rope *rope = &decoder->layers[l].attention.rope;
+        weights->layer = l;
         ck_want_optional(weights, &rope->factors, CK_USE_VECTOR, rope->n_dims / 2, 1,
                          "rope_freqs.weight");
     }

@@ -3,6 +3,8 @@
 
 #include <stdatomic.h>
 
+#include <cellkv/device.h>
+
 #include "architecture.h"
 #include "blocks.h"
 #include "cells/error.h"
@@ -22,6 +24,8 @@ struct cellkv_model {
     atomic_int n_references; /* the caller's, and one per executor */
     const struct ck_architecture *architecture;
     struct ck_decoder decoder;
+    ggml_backend_dev_t *of_layer; /* [decoder.n_layers] */
+    char *devices;                /* the same as a text (device.h) */
     struct ck_homes homes;
     struct ck_file *file; /* open while weights are mapped from it; else NULL */
     cellkv_layer *layers; /* [decoder.n_layers], for caches */
@@ -41,6 +45,8 @@ static void destroy(struct cellkv_model *model) {
     ck_file_close(model->file);
     ck_decoder_free(&model->decoder);
     ck_free(model->layers);
+    ck_free(model->of_layer);
+    ck_free(model->devices);
     ck_free(model);
 }
 
@@ -68,25 +74,6 @@ void cellkv_model_free(cellkv_model *model) {
 
 /* ---- loading ---- */
 
-static ggml_backend_dev_t best_device(void) {
-    static const enum ggml_backend_dev_type preference[] = {
-        GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU, GGML_BACKEND_DEVICE_TYPE_CPU};
-    ggml_backend_dev_t device = NULL;
-    for (size_t i = 0; i < sizeof preference / sizeof *preference && device == NULL; i++) {
-        device = ggml_backend_dev_by_type(preference[i]);
-    }
-    return device;
-}
-
-static cellkv_status find_device(const char *name, ggml_backend_dev_t *device) {
-    *device = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
-    if (*device != NULL) {
-        return CELLKV_OK;
-    }
-    return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "no device is named %s",
-                   name != NULL ? name : "(any)");
-}
-
 static cellkv_status find_architecture(const struct ck_source *source,
                                        const struct ck_architecture **architecture) {
     struct ck_metadata general = {.gguf = source->gguf};
@@ -107,20 +94,32 @@ static cellkv_status read_hyperparameters(struct cellkv_model *model,
     return metadata.status;
 }
 
-static cellkv_status place_weights(struct cellkv_model *model, const struct ck_source *source,
-                                   const cellkv_model_config *config) {
-    ggml_backend_dev_t device = NULL;
-    cellkv_status status = find_device(config->device, &device);
+/* Which device each layer goes to, and the text that says it to others. */
+static cellkv_status find_devices(struct cellkv_model *model, const char *devices) {
+    const int32_t n = model->decoder.n_layers;
+    model->of_layer = ck_calloc((size_t)n, sizeof *model->of_layer);
+    if (model->of_layer == NULL) {
+        return ck_fail_memory("the layers' devices");
+    }
+    cellkv_status status = cellkv_devices_of_layers(devices, n, model->of_layer);
     if (status != CELLKV_OK) {
         return status;
     }
+    model->devices =
+        ck_strdup(devices != NULL ? devices : ggml_backend_dev_name(model->of_layer[0]));
+    return model->devices != NULL ? CELLKV_OK : ck_fail_memory("the names of devices");
+}
+
+static cellkv_status place_weights(struct cellkv_model *model, const struct ck_source *source,
+                                   bool repack) {
     struct ck_weights weights;
     ck_weights_begin(&weights, source, model->architecture->name);
     model->architecture->want(&model->decoder, &weights);
     ck_weights_refuse_unknown(&weights);
-    status = weights.status;
+    cellkv_status status = weights.status;
     if (status == CELLKV_OK) {
-        status = ck_homes_place(&model->homes, &weights, device, config->repack);
+        status = ck_homes_place(&model->homes, &weights, model->of_layer, model->decoder.n_layers,
+                                repack);
     }
     ck_weights_end(&weights);
     return status;
@@ -160,7 +159,10 @@ static cellkv_status fill(struct cellkv_model *model, struct ck_source *source,
         status = read_hyperparameters(model, source);
     }
     if (status == CELLKV_OK) {
-        status = place_weights(model, source, config);
+        status = find_devices(model, config->device);
+    }
+    if (status == CELLKV_OK) {
+        status = place_weights(model, source, config->repack);
     }
     if (status == CELLKV_OK) {
         status = describe_layers(model);
@@ -278,6 +280,7 @@ cellkv_status cellkv_model_get_info(const cellkv_model *model, cellkv_model_info
         .mapped_bytes = model->homes.mapped_bytes,
         .repacked_bytes = model->homes.repacked_bytes,
         .layers = model->layers,
+        .devices = model->devices,
     };
     return CELLKV_OK;
 }
@@ -333,6 +336,9 @@ cellkv_status cellkv_model_new_cache(const cellkv_model *model, const cellkv_cac
     cellkv_cache_config filled = *config;
     filled.n_layers = n;
     filled.layers = layers;
+    if (filled.device == NULL) {
+        filled.device = model->devices;
+    }
     const cellkv_status status = cellkv_cache_new(&filled, cache);
     ck_free(layers);
     return status;

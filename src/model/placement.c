@@ -37,50 +37,62 @@ static size_t largest_tensor(const struct ck_source *source) {
     return largest;
 }
 
+static void add_home(struct ck_homes *homes, const struct ck_home *home) {
+    if (home->probe != NULL) {
+        homes->homes[homes->n_homes++] = *home;
+    }
+}
+
 /* A mapped home, if file and device allow one. */
-static void open_mapped(struct ck_home *home, ggml_backend_dev_t device,
-                        const struct ck_source *source) {
+static void add_mapped(struct ck_homes *homes, ggml_backend_dev_t device,
+                       const struct ck_source *source) {
     const uint8_t *mapping = source->file != NULL ? ck_file_mapping(source->file) : NULL;
     if (mapping == NULL || !can_map(device)) {
         return;
     }
-    home->probe = ggml_backend_dev_buffer_from_host_ptr(device, (void *)(uintptr_t)mapping,
-                                                        (size_t)ck_file_size(source->file),
-                                                        largest_tensor(source));
-    if (home->probe == NULL) {
-        return;
+    struct ck_home home = {.device = device, .mapped = true};
+    home.probe = ggml_backend_dev_buffer_from_host_ptr(device, (void *)(uintptr_t)mapping,
+                                                       (size_t)ck_file_size(source->file),
+                                                       largest_tensor(source));
+    if (home.probe != NULL) {
+        ggml_backend_buffer_set_usage(home.probe, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     }
-    ggml_backend_buffer_set_usage(home->probe, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    home->mapped = true;
-    home->device = device;
+    add_home(homes, &home);
 }
 
-static void open_typed(struct ck_home *home, ggml_backend_dev_t device,
-                       ggml_backend_buffer_type_t type) {
-    if (type == NULL) {
-        return;
-    }
-    home->probe = ggml_backend_buft_alloc_buffer(type, 0);
-    if (home->probe == NULL) {
-        return;
-    }
-    home->type = type;
-    home->device = device;
+static void add_typed(struct ck_homes *homes, ggml_backend_dev_t device,
+                      ggml_backend_buffer_type_t type, bool repacked) {
+    struct ck_home home = {.device = device, .repacked = repacked, .type = type};
+    home.probe = type != NULL ? ggml_backend_buft_alloc_buffer(type, 0) : NULL;
+    add_home(homes, &home);
 }
 
-static void open_homes(struct ck_home *homes, const struct ck_source *source,
-                       ggml_backend_dev_t device, bool repack) {
+static bool has_homes(const struct ck_homes *homes, ggml_backend_dev_t device) {
+    for (int h = 0; h < homes->n_homes; h++) {
+        if (homes->homes[h].device == device) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void open_homes(struct ck_homes *homes, const struct ck_source *source,
+                       ggml_backend_dev_t const *of_layer, int32_t n_layers, bool repack) {
+    for (int32_t l = 0; l < n_layers; l++) {
+        if (has_homes(homes, of_layer[l])) {
+            continue;
+        }
+        if (repack) {
+            add_typed(homes, of_layer[l], repacked_type(of_layer[l]), true);
+        }
+        add_mapped(homes, of_layer[l], source);
+        add_typed(homes, of_layer[l], ggml_backend_dev_buffer_type(of_layer[l]), false);
+    }
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (repack) {
-        open_typed(&homes[CK_HOME_REPACKED], device, repacked_type(device));
+    if (cpu != NULL && !has_homes(homes, cpu)) {
+        add_mapped(homes, cpu, source);
+        add_typed(homes, cpu, ggml_backend_dev_buffer_type(cpu), false);
     }
-    open_mapped(&homes[CK_HOME_DEVICE_MAPPED], device, source);
-    open_typed(&homes[CK_HOME_DEVICE], device, ggml_backend_dev_buffer_type(device));
-    if (cpu == NULL || cpu == device) {
-        return;
-    }
-    open_mapped(&homes[CK_HOME_CPU_MAPPED], cpu, source);
-    open_typed(&homes[CK_HOME_CPU], cpu, ggml_backend_dev_buffer_type(cpu));
 }
 
 /* ---- which place takes a weight ---- */
@@ -138,14 +150,10 @@ static bool supports_use(const struct ck_home *home, const struct ck_stored_tens
     return supported;
 }
 
-static bool takes(const struct ck_homes *homes, int kind, const struct ck_source *source,
+static bool takes(const struct ck_home *home, const struct ck_source *source,
                   const struct ck_weight *weight, const struct ck_stored_tensor *stored) {
-    const struct ck_home *home = &homes->homes[kind];
-    if (home->device == NULL) {
-        return false;
-    }
     const bool multiplied = weight->use == CK_USE_MATMUL || weight->use == CK_USE_EXPERTS;
-    if (kind == CK_HOME_REPACKED && !multiplied) {
+    if (home->repacked && !multiplied) {
         return false;
     }
     if (home->mapped && needs_conversion(stored, weight->use)) {
@@ -154,26 +162,42 @@ static bool takes(const struct ck_homes *homes, int kind, const struct ck_source
     return supports_use(home, stored, weight->use, ck_source_mapping(source, weight->tensor));
 }
 
-static cellkv_status choose(const struct ck_homes *homes, const struct ck_weights *weights,
-                            int64_t i, int *kind) {
-    const struct ck_weight *weight = &weights->items[i];
-    const struct ck_stored_tensor stored = ck_source_tensor(weights->source, weight->tensor);
-    for (*kind = 0; *kind < CK_N_HOMES; ++*kind) {
-        if (takes(homes, *kind, weights->source, weight, &stored)) {
-            return CELLKV_OK;
+/* The first home on the device that takes the weight; -1: none does. */
+static int find_home(const struct ck_homes *homes, ggml_backend_dev_t device,
+                     const struct ck_source *source, const struct ck_weight *weight) {
+    const struct ck_stored_tensor stored = ck_source_tensor(source, weight->tensor);
+    for (int h = 0; h < homes->n_homes; h++) {
+        if (homes->homes[h].device == device && takes(&homes->homes[h], source, weight, &stored)) {
+            return h;
         }
     }
+    return -1;
+}
+
+static cellkv_status choose(const struct ck_homes *homes, const struct ck_source *source,
+                            const struct ck_weight *weight, ggml_backend_dev_t device, int *home) {
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    *home = find_home(homes, device, source, weight);
+    if (*home < 0 && cpu != device) {
+        *home = find_home(homes, cpu, source, weight);
+    }
+    if (*home >= 0) {
+        return CELLKV_OK;
+    }
+    const struct ck_stored_tensor stored = ck_source_tensor(source, weight->tensor);
     return ck_fail(CELLKV_ERROR_BAD_TENSOR, "%s: no device here computes with type %s", stored.name,
                    ggml_type_name(stored.type));
 }
 
+/* chosen[i]: the home of weight i */
 static cellkv_status choose_all(struct ck_homes *homes, const struct ck_weights *weights,
-                                int *kinds) {
+                                ggml_backend_dev_t const *of_layer, int *chosen) {
     cellkv_status status = CELLKV_OK;
     for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++) {
-        status = choose(homes, weights, i, &kinds[i]);
+        const struct ck_weight *weight = &weights->items[i];
+        status = choose(homes, weights->source, weight, of_layer[weight->layer], &chosen[i]);
         if (status == CELLKV_OK) {
-            homes->homes[kinds[i]].n_tensors++;
+            homes->homes[chosen[i]].n_tensors++;
         }
     }
     return status;
@@ -182,8 +206,8 @@ static cellkv_status choose_all(struct ck_homes *homes, const struct ck_weights 
 /* ---- moving in ---- */
 
 static cellkv_status open_contexts(struct ck_homes *homes) {
-    for (int kind = 0; kind < CK_N_HOMES; kind++) {
-        struct ck_home *home = &homes->homes[kind];
+    for (int h = 0; h < homes->n_homes; h++) {
+        struct ck_home *home = &homes->homes[h];
         if (home->n_tensors == 0) {
             continue;
         }
@@ -199,10 +223,10 @@ static cellkv_status open_contexts(struct ck_homes *homes) {
 }
 
 /* An earlier weight that is the same tensor in the same home (a tied head): they share it. */
-static struct ggml_tensor *find_twin(const struct ck_weights *weights, const int *kinds,
+static struct ggml_tensor *find_twin(const struct ck_weights *weights, const int *chosen,
                                      int64_t i) {
     for (int64_t j = 0; j < i; j++) {
-        if (weights->items[j].tensor == weights->items[i].tensor && kinds[j] == kinds[i]) {
+        if (weights->items[j].tensor == weights->items[i].tensor && chosen[j] == chosen[i]) {
             return *weights->items[j].slot;
         }
     }
@@ -219,8 +243,8 @@ static void describe(struct ck_home *home, const struct ck_weights *weights,
 }
 
 static cellkv_status allocate(struct ck_homes *homes) {
-    for (int kind = 0; kind < CK_N_HOMES; kind++) {
-        struct ck_home *home = &homes->homes[kind];
+    for (int h = 0; h < homes->n_homes; h++) {
+        struct ck_home *home = &homes->homes[h];
         if (home->n_tensors == 0 || home->mapped) {
             continue;
         }
@@ -289,11 +313,11 @@ static cellkv_status copy(const struct ck_weights *weights, const struct ck_weig
 }
 
 /* Gives the described tensor its bytes. */
-static cellkv_status fill(struct ck_homes *homes, int kind, const struct ck_weights *weights,
+static cellkv_status fill(struct ck_homes *homes, int h, const struct ck_weights *weights,
                           const struct ck_weight *weight) {
-    const struct ck_home *home = &homes->homes[kind];
+    const struct ck_home *home = &homes->homes[h];
     struct ggml_tensor *tensor = *weight->slot;
-    if (kind == CK_HOME_REPACKED) {
+    if (home->repacked) {
         homes->repacked_bytes += (int64_t)ggml_nbytes(tensor);
     }
     if (!home->mapped) {
@@ -309,15 +333,15 @@ static cellkv_status fill(struct ck_homes *homes, int kind, const struct ck_weig
 }
 
 static cellkv_status move_in(struct ck_homes *homes, const struct ck_weights *weights,
-                             const int *kinds, bool *shared) {
+                             const int *chosen, bool *shared) {
     cellkv_status status = open_contexts(homes);
     for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++) {
-        struct ggml_tensor *twin = find_twin(weights, kinds, i);
+        struct ggml_tensor *twin = find_twin(weights, chosen, i);
         shared[i] = twin != NULL;
         if (shared[i]) {
             *weights->items[i].slot = twin;
         } else {
-            describe(&homes->homes[kinds[i]], weights, &weights->items[i]);
+            describe(&homes->homes[chosen[i]], weights, &weights->items[i]);
         }
     }
     if (status == CELLKV_OK) {
@@ -325,39 +349,39 @@ static cellkv_status move_in(struct ck_homes *homes, const struct ck_weights *we
     }
     for (int64_t i = 0; i < weights->n && status == CELLKV_OK; i++) {
         if (!shared[i]) {
-            status = fill(homes, kinds[i], weights, &weights->items[i]);
+            status = fill(homes, chosen[i], weights, &weights->items[i]);
         }
     }
     return status;
 }
 
 cellkv_status ck_homes_place(struct ck_homes *homes, const struct ck_weights *weights,
-                             ggml_backend_dev_t device, bool repack) {
+                             ggml_backend_dev_t const *of_layer, int32_t n_layers, bool repack) {
     *homes = (struct ck_homes){0};
-    int *kinds = ck_calloc((size_t)weights->n, sizeof *kinds);
+    int *chosen = ck_calloc((size_t)weights->n, sizeof *chosen);
     bool *shared = ck_calloc((size_t)weights->n, sizeof *shared);
     cellkv_status status = CELLKV_OK;
-    if (kinds == NULL || shared == NULL) {
+    if (chosen == NULL || shared == NULL) {
         status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "placing the weights");
     }
     if (status == CELLKV_OK) {
-        open_homes(homes->homes, weights->source, device, repack);
-        status = choose_all(homes, weights, kinds);
+        open_homes(homes, weights->source, of_layer, n_layers, repack);
+        status = choose_all(homes, weights, of_layer, chosen);
     }
     if (status == CELLKV_OK) {
-        status = move_in(homes, weights, kinds, shared);
+        status = move_in(homes, weights, chosen, shared);
     }
     if (status != CELLKV_OK) {
         ck_homes_free(homes);
     }
-    ck_free(kinds);
+    ck_free(chosen);
     ck_free(shared);
     return status;
 }
 
 void ck_homes_free(struct ck_homes *homes) {
-    for (int kind = 0; kind < CK_N_HOMES; kind++) {
-        struct ck_home *home = &homes->homes[kind];
+    for (int h = 0; h < homes->n_homes; h++) {
+        struct ck_home *home = &homes->homes[h];
         ggml_backend_buffer_free(home->buffer);
         ggml_backend_buffer_free(home->probe);
         ggml_free(home->context);

@@ -149,7 +149,8 @@ void ck_want(struct ck_weights *weights, struct ggml_tensor **slot, enum ck_use 
     if (tensor < 0) {
         fail_missing(weights, text);
     } else {
-        want(weights, &(struct ck_weight){tensor, use, slot}, (const int64_t[]){ne0, ne1, 1});
+        want(weights, &(struct ck_weight){tensor, use, weights->layer, slot},
+             (const int64_t[]){ne0, ne1, 1});
     }
 }
 
@@ -158,7 +159,8 @@ bool ck_want_optional(struct ck_weights *weights, struct ggml_tensor **slot, enu
     FORMAT_NAME(text, name);
     const int64_t tensor = find(weights, text);
     if (tensor >= 0) {
-        want(weights, &(struct ck_weight){tensor, use, slot}, (const int64_t[]){ne0, ne1, 1});
+        want(weights, &(struct ck_weight){tensor, use, weights->layer, slot},
+             (const int64_t[]){ne0, ne1, 1});
     }
     return tensor >= 0;
 }
@@ -170,7 +172,7 @@ void ck_want_experts(struct ck_weights *weights, struct ggml_tensor **slot, int6
     if (tensor < 0) {
         fail_missing(weights, text);
     } else {
-        want(weights, &(struct ck_weight){tensor, CK_USE_EXPERTS, slot},
+        want(weights, &(struct ck_weight){tensor, CK_USE_EXPERTS, weights->layer, slot},
              (const int64_t[]){ne0, ne1, n_experts});
     }
 }

@@ -22,12 +22,14 @@ enum ck_use {
 struct ck_weight {
     int64_t tensor; /* in the source */
     enum ck_use use;
+    int32_t layer;             /* whose device it belongs on */
     struct ggml_tensor **slot; /* where the graph builder finds it once placed */
 };
 
 struct ck_weights {
     const struct ck_source *source;
     const char *architecture; /* for messages */
+    int32_t layer;            /* of the weights that are wanted next */
     struct ck_weight *items;  /* [n] */
     int64_t n;
     int64_t capacity;

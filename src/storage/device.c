@@ -1,20 +1,69 @@
 #include "device.h"
 
+#include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
-
-#include <cellkv/executor.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "cells/error.h"
+#include "cells/memory.h"
+#include "rpc.h"
+
+enum { MAX_DEFAULT_THREADS = 16 };
+
+/* ggml's registry can grow, and does not guard its readers against that. */
+static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
+
+static pthread_mutex_t remote = PTHREAD_MUTEX_INITIALIZER;
+
+void ck_remote_enter(void) {
+    pthread_mutex_lock(&remote);
+}
+
+void ck_remote_leave(void) {
+    pthread_mutex_unlock(&remote);
+}
+
+int32_t ck_default_threads(void) {
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (cores < 1) {
+        return 1;
+    }
+    return cores < MAX_DEFAULT_THREADS ? (int32_t)cores : MAX_DEFAULT_THREADS;
+}
+
+/* ---- what there is ---- */
 
 int32_t cellkv_device_count(void) {
-    return (int32_t)ggml_backend_dev_count();
+    pthread_mutex_lock(&registry);
+    const int32_t n = (int32_t)ggml_backend_dev_count();
+    pthread_mutex_unlock(&registry);
+    return n;
 }
 
 const char *cellkv_device_name(int32_t i) {
-    if (i < 0 || i >= cellkv_device_count()) {
-        return NULL;
+    const char *name = NULL;
+    pthread_mutex_lock(&registry);
+    if (i >= 0 && (size_t)i < ggml_backend_dev_count()) {
+        name = ggml_backend_dev_name(ggml_backend_dev_get((size_t)i));
     }
-    return ggml_backend_dev_name(ggml_backend_dev_get((size_t)i));
+    pthread_mutex_unlock(&registry);
+    return name;
+}
+
+/* ---- by name ---- */
+
+/* A remote device calls itself a GPU, and is used by those who name it only. */
+static ggml_backend_dev_t best_of_type(enum ggml_backend_dev_type type) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (ggml_backend_dev_type(device) == type && !ck_device_is_remote(device)) {
+            return device;
+        }
+    }
+    return NULL;
 }
 
 static ggml_backend_dev_t best_device(void) {
@@ -23,31 +72,161 @@ static ggml_backend_dev_t best_device(void) {
         GGML_BACKEND_DEVICE_TYPE_IGPU,
         GGML_BACKEND_DEVICE_TYPE_CPU,
     };
-    for (size_t i = 0; i < sizeof preference / sizeof *preference; i++) {
-        ggml_backend_dev_t device = ggml_backend_dev_by_type(preference[i]);
-        if (device != NULL) {
-            return device;
-        }
+    ggml_backend_dev_t device = NULL;
+    for (size_t i = 0; i < sizeof preference / sizeof *preference && device == NULL; i++) {
+        device = best_of_type(preference[i]);
     }
-    return NULL;
+    return device;
 }
 
 static cellkv_status fail_unknown(const char *name) {
     char known[256] = "";
     int used = 0;
-    for (int32_t i = 0; i < cellkv_device_count() && used < (int)sizeof known; i++) {
+    for (size_t i = 0; i < ggml_backend_dev_count() && used < (int)sizeof known; i++) {
         used += snprintf(known + used, sizeof known - (size_t)used, "%s%s", i > 0 ? ", " : "",
-                         cellkv_device_name(i));
+                         ggml_backend_dev_name(ggml_backend_dev_get(i)));
     }
     return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "no device is named %s; there are: %s",
                    name != NULL ? name : "(any)", known);
 }
 
+static cellkv_status find_remote(const char *address, ggml_backend_dev_t *device) {
+    ck_remote_enter();
+    const cellkv_status status = ck_rpc_find(address, device);
+    ck_remote_leave();
+    return status;
+}
+
 cellkv_status ck_device_find(const char *name, ggml_backend_dev_t *device) {
-    ggml_backend_dev_t found = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
-    if (found == NULL) {
-        return fail_unknown(name);
+    cellkv_status status = CELLKV_OK;
+    pthread_mutex_lock(&registry);
+    if (name != NULL && strncmp(name, CK_RPC_SCHEME, strlen(CK_RPC_SCHEME)) == 0) {
+        status = find_remote(name + strlen(CK_RPC_SCHEME), device);
+    } else {
+        ggml_backend_dev_t found = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
+        if (found == NULL) {
+            status = fail_unknown(name);
+        } else {
+            *device = found;
+        }
     }
-    *device = found;
+    pthread_mutex_unlock(&registry);
+    return status;
+}
+
+/* ---- by layer ---- */
+
+/* One of the devices that a text names. */
+struct share {
+    ggml_backend_dev_t device;
+    int32_t n_layers; /* 0: not said */
+};
+
+static cellkv_status fail_text(const char *devices, const char *why) {
+    return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "devices \"%s\": %s", devices, why);
+}
+
+/* Reads "name" or "name=n", which it may write to. */
+static cellkv_status read_share(const char *devices, char *text, struct share *share) {
+    char *equals = strchr(text, '=');
+    if (equals != NULL) {
+        char *end;
+        const long n = strtol(equals + 1, &end, 10);
+        if (equals[1] < '0' || equals[1] > '9' || *end != '\0' || n < 1 || n > INT32_MAX) {
+            return fail_text(devices, "behind = a number of layers is expected");
+        }
+        share->n_layers = (int32_t)n;
+        *equals = '\0';
+    }
+    if (*text == '\0') {
+        return fail_text(devices, "a name is missing");
+    }
+    return ck_device_find(text, &share->device);
+}
+
+static cellkv_status read_shares(const char *devices, char *text, struct share *shares, int *n) {
+    cellkv_status status = CELLKV_OK;
+    char *rest = text;
+    for (*n = 0; rest != NULL && status == CELLKV_OK; ++*n) {
+        char *entry = rest;
+        char *comma = strchr(entry, ',');
+        rest = comma != NULL ? comma + 1 : NULL;
+        if (comma != NULL) {
+            *comma = '\0';
+        }
+        if (*n == CELLKV_MAX_DEVICES) {
+            return fail_text(devices, "more devices than one text may name");
+        }
+        shares[*n] = (struct share){0};
+        status = read_share(devices, entry, &shares[*n]);
+    }
+    return status;
+}
+
+/* Gives every device its number of layers. */
+static cellkv_status divide(const char *devices, struct share *shares, int n, int32_t n_layers) {
+    int64_t sum = 0;
+    int n_said = 0;
+    for (int i = 0; i < n; i++) {
+        sum += shares[i].n_layers;
+        n_said += shares[i].n_layers > 0;
+    }
+    if (n_said == n && sum == n_layers) {
+        return CELLKV_OK;
+    }
+    if (n_said == n) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "devices \"%s\": %lld layers; there are %d",
+                       devices, (long long)sum, n_layers);
+    }
+    if (n_said > 0) {
+        return fail_text(devices, "the number of layers is expected for all or for none");
+    }
+    if (n > n_layers) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "devices \"%s\": %d for %d layers", devices,
+                       n, n_layers);
+    }
+    for (int i = 0; i < n; i++) {
+        shares[i].n_layers = n_layers / n + (i < n_layers % n);
+    }
     return CELLKV_OK;
+}
+
+static cellkv_status find_named(const char *devices, int32_t n_layers,
+                                ggml_backend_dev_t *of_layer) {
+    struct share shares[CELLKV_MAX_DEVICES];
+    int n;
+    char *text = ck_strdup(devices);
+    if (text == NULL) {
+        return ck_fail_memory("a list of devices");
+    }
+    cellkv_status status = read_shares(devices, text, shares, &n);
+    ck_free(text);
+    if (status == CELLKV_OK) {
+        status = divide(devices, shares, n, n_layers);
+    }
+    for (int i = 0, l = 0; i < n && status == CELLKV_OK; i++) {
+        for (int32_t k = 0; k < shares[i].n_layers; k++) {
+            of_layer[l++] = shares[i].device;
+        }
+    }
+    return status;
+}
+
+cellkv_status cellkv_devices_of_layers(const char *devices, int32_t n_layers,
+                                       struct ggml_backend_device **of_layer) {
+    if (of_layer == NULL) {
+        return ck_fail_null("of_layer");
+    }
+    if (n_layers < 1) {
+        return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT, "n_layers is %d, expected >= 1", n_layers);
+    }
+    if (devices != NULL) {
+        return find_named(devices, n_layers, of_layer);
+    }
+    ggml_backend_dev_t best;
+    cellkv_status status = ck_device_find(NULL, &best);
+    for (int32_t l = 0; l < n_layers && status == CELLKV_OK; l++) {
+        of_layer[l] = best;
+    }
+    return status;
 }

@@ -1,13 +1,36 @@
-/* Devices by ggml's registry. */
+/* Devices by name, and what they can be trusted to do. */
 #ifndef CELLKV_STORAGE_DEVICE_H
 #define CELLKV_STORAGE_DEVICE_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include <ggml-backend.h>
 
-#include <cellkv/status.h>
+#include <cellkv/device.h>
 
-/* The device of this name; NULL: the best available (a GPU, else the CPU).
- * Returns CELLKV_OK or CELLKV_ERROR_UNKNOWN_DEVICE, whose message lists the devices there are. */
+/* The one device of this name; NULL: the best of this machine. Statuses: those of
+ * cellkv_devices_of_layers. */
 cellkv_status ck_device_find(const char *name, ggml_backend_dev_t *device);
+
+/* Whether the device is in another process, behind a connection. */
+bool ck_device_is_remote(ggml_backend_dev_t device);
+
+/* Whether the device runs the op, which ggml's own answer does not always tell. */
+bool ck_device_supports(ggml_backend_dev_t device, const struct ggml_tensor *op);
+
+/* ggml's custom ops are functions of this process: only the CPU calls them. */
+bool ck_is_custom(const struct ggml_tensor *op);
+
+/* Whether Metal has a kernel of flash attention for these widths of K and V. */
+bool ck_metal_attends(int64_t head_dim_k, int64_t head_dim_v);
+
+/* Threads for the CPU where none are asked for: one per core, at most 16. */
+int32_t ck_default_threads(void);
+
+/* A process has one connection to each server, and ggml does not guard it: who is about to use
+ * devices any of which is remote waits for its turn. Not recursive. */
+void ck_remote_enter(void);
+void ck_remote_leave(void);
 
 #endif

@@ -16,16 +16,30 @@ _Static_assert((int)CELLKV_TYPE_BF16 == (int)GGML_TYPE_BF16, "types are ggml's")
 _Static_assert((int)CELLKV_TYPE_Q8_0 == (int)GGML_TYPE_Q8_0, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_Q4_0 == (int)GGML_TYPE_Q4_0, "types are ggml's");
 
+/* Neighbouring layers of one device. */
+struct range {
+    ggml_backend_dev_t device;
+    int32_t first, end; /* layers [first, end) */
+};
+
+/* A range's tensors. */
+struct part {
+    struct ggml_context *context;
+    ggml_backend_buffer_t buffer;
+};
+
 /* One generation of tensors. */
 struct tensors {
-    struct ggml_context *context; /* NULL: nothing is allocated */
-    ggml_backend_buffer_t buffer;
+    struct part *parts;     /* [n_ranges]; NULL: nothing is allocated */
     struct ggml_tensor **k; /* [n_layers] */
     struct ggml_tensor **v; /* [n_layers] */
 };
 
 struct ck_storage {
-    ggml_backend_dev_t device;
+    ggml_backend_dev_t *devices; /* [n_layers] */
+    struct range *ranges;
+    int32_t n_ranges;
+    bool is_remote; /* any device is */
     int32_t n_layers;
     const cellkv_layer *layers; /* the cache's, */
     const int32_t *rings;       /* likewise */
@@ -48,9 +62,12 @@ static int32_t padded_rows(const struct ck_storage *storage, int32_t layer, int3
 
 /* ---- tensors ---- */
 
-static void tensors_free(struct tensors *tensors) {
-    ggml_backend_buffer_free(tensors->buffer);
-    ggml_free(tensors->context);
+static void tensors_free(const struct ck_storage *storage, struct tensors *tensors) {
+    for (int32_t r = 0; tensors->parts != NULL && r < storage->n_ranges; r++) {
+        ggml_backend_buffer_free(tensors->parts[r].buffer);
+        ggml_free(tensors->parts[r].context);
+    }
+    ck_free(tensors->parts);
     ck_free(tensors->k);
     ck_free(tensors->v);
     *tensors = (struct tensors){0};
@@ -68,50 +85,67 @@ static bool size_is_sane(const struct ck_storage *storage, int32_t rows) {
     return bytes < (double)(SIZE_MAX / 4);
 }
 
-static bool tensors_describe(const struct ck_storage *storage, int32_t rows,
-                             struct tensors *tensors) {
-    const size_t n = (size_t)storage->n_layers;
-    tensors->k = ck_calloc(n, sizeof *tensors->k);
-    tensors->v = ck_calloc(n, sizeof *tensors->v);
+static struct ggml_tensor *new_rows(struct ggml_context *context, cellkv_type type, int64_t width,
+                                    int64_t n_rows, const char *name, int32_t layer) {
+    struct ggml_tensor *tensor = ggml_new_tensor_2d(context, (enum ggml_type)type, width, n_rows);
+    ggml_format_name(tensor, "cells.%s.%d", name, layer);
+    return tensor;
+}
+
+static bool part_describe(const struct ck_storage *storage, const struct range *range, int32_t rows,
+                          struct tensors *tensors, struct part *part) {
+    const size_t n = (size_t)(range->end - range->first);
     struct ggml_init_params params = {.mem_size = 2 * n * ggml_tensor_overhead(), .no_alloc = true};
-    if (tensors->k == NULL || tensors->v == NULL || ck_allocation_should_fail()) {
+    part->context = ck_allocation_should_fail() ? NULL : ggml_init(params);
+    if (part->context == NULL) {
         return false;
     }
-    tensors->context = ggml_init(params);
-    if (tensors->context == NULL) {
-        return false;
-    }
-    for (int32_t l = 0; l < storage->n_layers; l++) {
+    for (int32_t l = range->first; l < range->end; l++) {
         const cellkv_layer *layer = &storage->layers[l];
         const int64_t heads = layer->n_kv_heads;
         const int64_t n_rows = padded_rows(storage, l, rows);
-        tensors->k[l] = ggml_new_tensor_2d(tensors->context, (enum ggml_type)layer->type_k,
-                                           heads * layer->head_dim_k, n_rows);
-        tensors->v[l] = ggml_new_tensor_2d(tensors->context, (enum ggml_type)layer->type_v,
-                                           heads * layer->head_dim_v, n_rows);
-        ggml_format_name(tensors->k[l], "cells.k.%d", l);
-        ggml_format_name(tensors->v[l], "cells.v.%d", l);
+        tensors->k[l] =
+            new_rows(part->context, layer->type_k, heads * layer->head_dim_k, n_rows, "k", l);
+        tensors->v[l] =
+            new_rows(part->context, layer->type_v, heads * layer->head_dim_v, n_rows, "v", l);
     }
     return true;
 }
 
-static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct tensors *tensors) {
-    *tensors = (struct tensors){0};
-    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(storage->device);
-    if (size_is_sane(storage, rows) && tensors_describe(storage, rows, tensors) &&
-        !ck_allocation_should_fail()) {
-        tensors->buffer = ggml_backend_alloc_ctx_tensors_from_buft(tensors->context, type);
+/* Zeroed. */
+static bool part_allocate(const struct range *range, struct part *part) {
+    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(range->device);
+    if (type != NULL && !ck_allocation_should_fail()) {
+        part->buffer = ggml_backend_alloc_ctx_tensors_from_buft(part->context, type);
     }
-    if (tensors->buffer == NULL) {
-        tensors_free(tensors);
+    if (part->buffer == NULL) {
         return false;
     }
-    if (ggml_backend_buffer_is_host(tensors->buffer)) {
-        ck_prefer_huge_pages(ggml_backend_buffer_get_base(tensors->buffer),
-                             ggml_backend_buffer_get_size(tensors->buffer));
+    if (ggml_backend_buffer_is_host(part->buffer)) {
+        ck_prefer_huge_pages(ggml_backend_buffer_get_base(part->buffer),
+                             ggml_backend_buffer_get_size(part->buffer));
     }
-    ggml_backend_buffer_clear(tensors->buffer, 0);
+    ggml_backend_buffer_clear(part->buffer, 0);
     return true;
+}
+
+static bool tensors_new(const struct ck_storage *storage, int32_t rows, struct tensors *tensors) {
+    const size_t n = (size_t)storage->n_layers;
+    *tensors = (struct tensors){
+        .parts = ck_calloc((size_t)storage->n_ranges, sizeof *tensors->parts),
+        .k = ck_calloc(n, sizeof *tensors->k),
+        .v = ck_calloc(n, sizeof *tensors->v),
+    };
+    bool made = tensors->parts != NULL && tensors->k != NULL && tensors->v != NULL &&
+                size_is_sane(storage, rows);
+    for (int32_t r = 0; r < storage->n_ranges && made; r++) {
+        made = part_describe(storage, &storage->ranges[r], rows, tensors, &tensors->parts[r]) &&
+               part_allocate(&storage->ranges[r], &tensors->parts[r]);
+    }
+    if (!made) {
+        tensors_free(storage, tensors);
+    }
+    return made;
 }
 
 /* Copies all of `from` into the first rows of `to`, through views made in `context`. */
@@ -152,15 +186,16 @@ static int32_t grown_rows(const struct ck_storage *storage, int32_t n_rows) {
 static cellkv_status replace_tensors(struct ck_storage *storage, int32_t rows) {
     struct tensors grown;
     if (!tensors_new(storage, rows, &grown)) {
-        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s",
-                       ck_pad_rows(rows), ggml_backend_dev_name(storage->device));
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s%s",
+                       ck_pad_rows(rows), ggml_backend_dev_name(storage->devices[0]),
+                       storage->n_ranges > 1 ? " and others" : "");
     }
-    if (storage->tensors.buffer != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
-        tensors_free(&grown);
+    if (storage->tensors.parts != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
+        tensors_free(storage, &grown);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot grow to %d rows",
                        ck_pad_rows(rows));
     }
-    tensors_free(&storage->tensors);
+    tensors_free(storage, &storage->tensors);
     storage->tensors = grown;
     storage->generation++;
     return CELLKV_OK;
@@ -267,8 +302,12 @@ struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer
     return storage->tensors.v[layer];
 }
 
-ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage) {
-    return storage->device;
+ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage, int32_t layer) {
+    return storage->devices[layer];
+}
+
+bool ck_storage_is_remote(const struct ck_storage *storage) {
+    return storage->is_remote;
 }
 
 int64_t ck_storage_generation(const struct ck_storage *storage) {
@@ -281,7 +320,15 @@ static void storage_free(struct ck_storage *storage) {
     if (storage == NULL) {
         return;
     }
-    tensors_free(&storage->tensors);
+    if (storage->is_remote) {
+        ck_remote_enter();
+    }
+    tensors_free(storage, &storage->tensors);
+    if (storage->is_remote) {
+        ck_remote_leave();
+    }
+    ck_free(storage->ranges);
+    ck_free(storage->devices);
     ck_free(storage);
 }
 
@@ -290,10 +337,11 @@ static int32_t storage_rows(const struct ck_storage *storage) {
 }
 
 static int64_t storage_bytes(const struct ck_storage *storage) {
-    if (storage->tensors.buffer == NULL) {
-        return 0;
+    int64_t bytes = 0;
+    for (int32_t r = 0; storage->tensors.parts != NULL && r < storage->n_ranges; r++) {
+        bytes += (int64_t)ggml_backend_buffer_get_size(storage->tensors.parts[r].buffer);
     }
-    return (int64_t)ggml_backend_buffer_get_size(storage->tensors.buffer);
+    return bytes;
 }
 
 static int64_t storage_n_growths(const struct ck_storage *storage) {
@@ -316,23 +364,51 @@ static int32_t most_rows(const cellkv_cache *cache, int32_t capacity) {
     return most;
 }
 
-cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache) {
-    ggml_backend_dev_t device;
-    cellkv_status status = ck_device_find(config->device, &device);
-    if (status != CELLKV_OK) {
-        return status;
+/* Finds the layers' devices and their ranges. */
+static cellkv_status find_devices(struct ck_storage *storage, const char *devices) {
+    const size_t n = (size_t)storage->n_layers;
+    storage->devices = ck_calloc(n, sizeof *storage->devices);
+    storage->ranges = ck_calloc(n, sizeof *storage->ranges);
+    if (storage->devices == NULL || storage->ranges == NULL) {
+        return ck_fail_memory("the layers' devices");
     }
+    cellkv_status status = cellkv_devices_of_layers(devices, storage->n_layers, storage->devices);
+    for (int32_t l = 0; l < storage->n_layers && status == CELLKV_OK; l++) {
+        if (l == 0 || storage->devices[l] != storage->devices[l - 1]) {
+            storage->ranges[storage->n_ranges++] = (struct range){storage->devices[l], l, l};
+            storage->is_remote = storage->is_remote || ck_device_is_remote(storage->devices[l]);
+        }
+        storage->ranges[storage->n_ranges - 1].end = l + 1;
+    }
+    return status;
+}
+
+static cellkv_status allocate_first_rows(struct ck_storage *storage, int32_t rows) {
+    if (rows == 0) {
+        return CELLKV_OK;
+    }
+    if (storage->is_remote) {
+        ck_remote_enter();
+    }
+    const cellkv_status status = set_rows(storage, at_most(rows, storage->most_rows));
+    if (storage->is_remote) {
+        ck_remote_leave();
+    }
+    return status;
+}
+
+cellkv_status ck_storage_build(const cellkv_cache_config *config, cellkv_cache *cache) {
     struct ck_storage *storage = ck_calloc(1, sizeof *storage);
     if (storage == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: no memory");
     }
-    storage->device = device;
     storage->n_layers = cache->n_layers;
     storage->layers = cache->layers;
     storage->rings = cache->rings;
     storage->most_rows = most_rows(cache, config->capacity);
-    if (config->initial_rows > 0) {
-        status = set_rows(storage, at_most(config->initial_rows, storage->most_rows));
+    cellkv_status status = find_devices(storage, config->device);
+    if (status == CELLKV_OK) {
+        status = allocate_first_rows(storage, config->initial_rows);
     }
     if (status != CELLKV_OK) {
         storage_free(storage);

@@ -1,0 +1,230 @@
+#define _POSIX_C_SOURCE  200112L /* getaddrinfo */
+#define _DARWIN_C_SOURCE         /* SO_NOSIGPIPE */
+
+#include "rpc.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cells/error.h"
+
+/* Writing to who has hung up must not end the process: said for each call, or for the socket. */
+#ifndef MSG_NOSIGNAL
+#define MSG_NOSIGNAL 0
+#endif
+
+/* ggml's RPC protocol, as of version 5: the client begins with a byte for the command, the size of
+ * what follows, and its capabilities, none of which we have. The server answers with a size, its
+ * version and its own capabilities. */
+enum {
+    HELLO = 14,
+    N_CAPABILITIES = 24,
+    VERSION_MAJOR = 5,
+    VERSION_MINOR = 0, /* at most */
+    TIMEOUT_MS = 5000
+};
+
+enum { MAX_HOST = 255 };
+
+struct address {
+    char host[MAX_HOST + 1];
+    char port[6];
+    char endpoint[MAX_HOST + 7]; /* host:port */
+    long index;                  /* of the server's device */
+};
+
+typedef ggml_backend_reg_t (*add_server_t)(const char *endpoint);
+
+void *ck_rpc_function(const char *name) {
+    ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
+    return rpc != NULL ? ggml_backend_reg_get_proc_address(rpc, name) : NULL;
+}
+
+/* ---- addresses ---- */
+
+/* A decimal number in [least, most] that ends at `end`; -1: it is none. */
+static long parse_number(const char *text, const char *end, long least, long most) {
+    char *behind;
+    if (*text < '0' || *text > '9') {
+        return -1;
+    }
+    errno = 0;
+    const long number = strtol(text, &behind, 10);
+    return errno == 0 && behind == end && number >= least && number <= most ? number : -1;
+}
+
+static cellkv_status parse_address(const char *text, struct address *address) {
+    const char *end = text + strlen(text);
+    const char *slash = strchr(text, '/');
+    const char *port_end = slash != NULL ? slash : end;
+    const char *colon = strchr(text, ':');
+    if (colon != NULL && colon > text && colon - text <= MAX_HOST && colon < port_end) {
+        const long port = parse_number(colon + 1, port_end, 1, 65535);
+        address->index = slash != NULL ? parse_number(slash + 1, end, 0, INT32_MAX) : 0;
+        if (port > 0 && address->index >= 0) {
+            snprintf(address->host, sizeof address->host, "%.*s", (int)(colon - text), text);
+            snprintf(address->port, sizeof address->port, "%u", (unsigned)(uint16_t)port);
+            snprintf(address->endpoint, sizeof address->endpoint, "%s:%s", address->host,
+                     address->port);
+            return CELLKV_OK;
+        }
+    }
+    return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
+                   "%s%s is no address: rpc://host:port or rpc://host:port/index is expected",
+                   CK_RPC_SCHEME, text);
+}
+
+/* ---- whether a server answers ---- */
+
+/* ggml ends the process when what answers at an address is not a server of its own version, and
+ * waits for ever for one that does not answer. So we ask first, on a connection of our own. */
+
+static bool wait_for(int fd, short events) {
+    struct pollfd poller = {.fd = fd, .events = events};
+    int n;
+    do {
+        n = poll(&poller, 1, TIMEOUT_MS);
+    } while (n < 0 && errno == EINTR);
+    return n == 1;
+}
+
+/* A connected socket, which does not block; -1: there is none to be had. */
+static int connect_to(const struct address *address) {
+    const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    if (getaddrinfo(address->host, address->port, &hints, &found) != 0) {
+        return -1;
+    }
+    int fd = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
+    int error = -1;
+#ifdef SO_NOSIGPIPE
+    setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
+#endif
+    if (fd >= 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) {
+        error = connect(fd, found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
+        socklen_t size = sizeof error;
+        if (error == EINPROGRESS && wait_for(fd, POLLOUT)) {
+            getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+        }
+    }
+    freeaddrinfo(found);
+    if (error != 0 && fd >= 0) {
+        close(fd);
+        fd = -1;
+    }
+    return fd;
+}
+
+static bool read_all(int fd, uint8_t *bytes, size_t n) {
+    while (n > 0) {
+        if (!wait_for(fd, POLLIN)) {
+            return false;
+        }
+        const ssize_t got = recv(fd, bytes, n, 0);
+        if (got <= 0) {
+            return false;
+        }
+        bytes += got;
+        n -= (size_t)got;
+    }
+    return true;
+}
+
+static bool say_hello(int fd) {
+    uint8_t request[1 + sizeof(uint64_t) + N_CAPABILITIES] = {HELLO};
+    const uint64_t size = N_CAPABILITIES;
+    memcpy(request + 1, &size, sizeof size);
+    if (send(fd, request, sizeof request, MSG_NOSIGNAL) != (ssize_t)sizeof request) {
+        return false;
+    }
+    uint8_t version[4 + N_CAPABILITIES];
+    uint64_t answered;
+    if (!read_all(fd, (uint8_t *)&answered, sizeof answered) || answered != sizeof version ||
+        !read_all(fd, version, sizeof version)) {
+        return false;
+    }
+    return version[0] == VERSION_MAJOR && version[1] <= VERSION_MINOR;
+}
+
+static cellkv_status check_server(const struct address *address) {
+    const int fd = connect_to(address);
+    if (fd < 0) {
+        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no connection", address->endpoint);
+    }
+    const bool answers = say_hello(fd);
+    close(fd);
+    if (answers) {
+        return CELLKV_OK;
+    }
+    return ck_fail(CELLKV_ERROR_NETWORK,
+                   "rpc://%s: what listens there does not speak version %d.%d of ggml's RPC, or "
+                   "serves somebody else",
+                   address->endpoint, VERSION_MAJOR, VERSION_MINOR);
+}
+
+/* ---- servers ---- */
+
+/* The server's entry in ggml's registry; NULL: it has not been asked for yet. */
+static ggml_backend_reg_t find_server(const struct address *address) {
+    char name[sizeof address->endpoint + sizeof "RPC[]"];
+    snprintf(name, sizeof name, "RPC[%s]", address->endpoint);
+    return ggml_backend_reg_by_name(name);
+}
+
+static cellkv_status add_server(const struct address *address, ggml_backend_reg_t *server) {
+    add_server_t add;
+    void *function = ck_rpc_function("ggml_backend_rpc_add_server");
+    memcpy(&add, &function, sizeof add); /* C has no cast for it, POSIX has the promise */
+    if (add == NULL) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED, "rpc://%s: this ggml was built without RPC",
+                       address->endpoint);
+    }
+    cellkv_status status = check_server(address);
+    if (status != CELLKV_OK) {
+        return status;
+    }
+    *server = add(address->endpoint);
+    if (*server == NULL) {
+        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: the server lends no device",
+                       address->endpoint);
+    }
+    ggml_backend_register(*server);
+    return CELLKV_OK;
+}
+
+cellkv_status ck_rpc_find(const char *text, ggml_backend_dev_t *device) {
+    struct address address;
+    cellkv_status status = parse_address(text, &address);
+    if (status != CELLKV_OK) {
+        return status;
+    }
+    ggml_backend_reg_t server = find_server(&address);
+    if (server == NULL) {
+        status = add_server(&address, &server);
+    }
+    if (status != CELLKV_OK) {
+        return status;
+    }
+    const size_t n = ggml_backend_reg_dev_count(server);
+    if ((size_t)address.index >= n) {
+        return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "rpc://%s lends %zu devices, %ld is none",
+                       address.endpoint, n, address.index);
+    }
+    ggml_backend_dev_t found = ggml_backend_reg_dev_get(server, (size_t)address.index);
+    size_t n_free, n_total;
+    ggml_backend_dev_memory(found, &n_free, &n_total);
+    if (n_total == 0) { /* ggml's word for a server that cannot be reached any more */
+        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no connection", address.endpoint);
+    }
+    *device = found;
+    return CELLKV_OK;
+}
