@@ -108,13 +108,15 @@ static int64_t cost_gathered(const struct reach *reach, int32_t n_queries) {
            (int64_t)RUN_COST * reach->n_runs;
 }
 
-static bool should_gather(const struct reach *reach, int32_t n_queries, bool may_gather) {
-    return may_gather && cost_gathered(reach, n_queries) < cost_in_place(reach, n_queries);
+static bool should_gather(const struct reach *reach, int32_t n_queries,
+                          enum ck_layout_limit limit) {
+    return limit == CK_LAYOUT_COPIES &&
+           cost_gathered(reach, n_queries) < cost_in_place(reach, n_queries);
 }
 
-static int64_t cost_of(const struct reach *reach, int32_t n_queries, bool may_gather) {
-    return should_gather(reach, n_queries, may_gather) ? cost_gathered(reach, n_queries)
-                                                       : cost_in_place(reach, n_queries);
+static int64_t cost_of(const struct reach *reach, int32_t n_queries, enum ck_layout_limit limit) {
+    return should_gather(reach, n_queries, limit) ? cost_gathered(reach, n_queries)
+                                                  : cost_in_place(reach, n_queries);
 }
 
 /* ---- pieces ---- */
@@ -184,17 +186,17 @@ static void unite(uint8_t *both, const uint8_t *open, const uint8_t *more, int32
     }
 }
 
-static bool close_piece(struct ck_layout *layout, const struct open_piece *open, bool may_gather,
-                        int64_t *cost) {
-    *cost += cost_of(&open->reach, open->n_queries, may_gather);
-    const bool gather = should_gather(&open->reach, open->n_queries, may_gather);
+static bool close_piece(struct ck_layout *layout, const struct open_piece *open,
+                        enum ck_layout_limit limit, int64_t *cost) {
+    *cost += cost_of(&open->reach, open->n_queries, limit);
+    const bool gather = should_gather(&open->reach, open->n_queries, limit);
     return add_piece(layout, open->n_queries, &open->reach, gather ? open->blocks : NULL);
 }
 
 /* Makes the pieces from the blocks marked, and tells what they cost; stops where there are too
  * many. */
 static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_blocks,
-                        bool may_gather, int64_t *cost) {
+                        enum ck_layout_limit limit, int64_t *cost) {
     const uint8_t *query = layout->blocks;
     uint8_t *both = layout->blocks + ((size_t)n_queries + 1) * (size_t)n_blocks;
     struct open_piece open = {.blocks = both - n_blocks};
@@ -203,9 +205,9 @@ static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_b
         unite(both, open.blocks, query, n_blocks);
         const struct reach own = measure(query, n_blocks), united = measure(both, n_blocks);
         if (open.n_queries > 0 &&
-            cost_of(&united, open.n_queries + 1, may_gather) >
-                cost_of(&open.reach, open.n_queries, may_gather) + cost_of(&own, 1, may_gather)) {
-            if (!close_piece(layout, &open, may_gather, cost)) {
+            cost_of(&united, open.n_queries + 1, limit) >
+                cost_of(&open.reach, open.n_queries, limit) + cost_of(&own, 1, limit)) {
+            if (!close_piece(layout, &open, limit, cost)) {
                 return false;
             }
             open.n_queries = 0;
@@ -217,40 +219,40 @@ static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_b
             return true;
         }
     }
-    return close_piece(layout, &open, may_gather, cost);
+    return close_piece(layout, &open, limit, cost);
 }
 
 /* ---- the whole ---- */
 
-cellkv_status ck_layout_build_one_call(struct ck_layout *layout, int32_t n_queries,
-                                       int32_t extent) {
-    const struct reach all = {.end = extent / CK_ROW_PADDING};
-    clear(layout);
-    return add_piece(layout, n_queries, &all, NULL) ? CELLKV_OK : ck_fail_memory("a step's layout");
+/* Whether there are pieces that are worth it: false, too, where there is no memory. */
+static bool cut(struct ck_layout *layout, const struct ck_sight *sight, int32_t n_blocks,
+                enum ck_layout_limit limit, bool *has_memory) {
+    const struct reach all = {.end = n_blocks};
+    const int64_t cost_of_one = cost_in_place(&all, sight->n_queries);
+    int64_t cost;
+    *has_memory = reserve_scratch(layout, sight->n_queries, n_blocks);
+    for (int32_t s = 0; *has_memory && s < sight->n_segments; s++) {
+        mark_segment(layout, sight, &sight->segments[s], n_blocks);
+    }
+    *has_memory = *has_memory && make_pieces(layout, sight->n_queries, n_blocks, limit, &cost);
+    return *has_memory && layout->n_queries == sight->n_queries &&
+           layout->n_runs <= CK_MAX_LAYOUT_RUNS &&
+           cost * WORTH_DENOMINATOR <= cost_of_one * WORTH_NUMERATOR;
 }
 
 cellkv_status ck_layout_build(struct ck_layout *layout, const struct ck_sight *sight,
-                              int32_t extent, bool may_gather) {
+                              int32_t extent, enum ck_layout_limit limit) {
     assert(extent > 0 && extent % CK_ROW_PADDING == 0);
-    const int32_t n_queries = sight->n_queries, n_blocks = extent / CK_ROW_PADDING;
+    const int32_t n_blocks = extent / CK_ROW_PADDING;
     const struct reach all = {.end = n_blocks};
-    const int64_t cost_of_one = cost_in_place(&all, n_queries);
-    int64_t cost;
+    bool has_memory = true;
     clear(layout);
-    if (!reserve_scratch(layout, n_queries, n_blocks)) {
-        return ck_fail_memory("a step's layout");
-    }
-    for (int32_t s = 0; s < sight->n_segments; s++) {
-        mark_segment(layout, sight, &sight->segments[s], n_blocks);
-    }
-    if (!make_pieces(layout, n_queries, n_blocks, may_gather, &cost)) {
-        return ck_fail_memory("a step's layout");
-    }
-    const bool is_whole = layout->n_queries == n_queries && layout->n_runs <= CK_MAX_LAYOUT_RUNS;
-    if (is_whole && cost * WORTH_DENOMINATOR <= cost_of_one * WORTH_NUMERATOR) {
+    if (limit != CK_LAYOUT_ONE_CALL && cut(layout, sight, n_blocks, limit, &has_memory)) {
         return CELLKV_OK;
     }
-    return ck_layout_build_one_call(layout, n_queries, extent);
+    clear(layout);
+    has_memory = has_memory && add_piece(layout, sight->n_queries, &all, NULL);
+    return has_memory ? CELLKV_OK : ck_fail_memory("a step's layout");
 }
 
 void ck_layout_free(struct ck_layout *layout) {

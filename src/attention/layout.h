@@ -27,6 +27,13 @@ enum {
     CK_MAX_LAYOUT_RUNS = 1024,
 };
 
+/* What a layout may be: it depends on the devices. */
+enum ck_layout_limit {
+    CK_LAYOUT_ONE_CALL, /* one piece, all rows below extent */
+    CK_LAYOUT_IN_PLACE, /* pieces of one run */
+    CK_LAYOUT_COPIES,   /* pieces of any runs */
+};
+
 /* Rows [first_row, first_row + n_rows), the piece's from first_column on; all are multiples of
  * CK_ROW_PADDING. */
 struct ck_row_run {
@@ -59,16 +66,12 @@ struct ck_layout {
 };
 
 /* Lays a slice out by its sight, whose cells are rows below `extent`, a multiple of CK_ROW_PADDING
- * and at most the rows there are. `may_gather`: pieces may have several runs. Reuses the arrays of
- * an earlier build; `layout` starts zeroed.
- * Depends on nothing else: the same sight, extent and may_gather give the same layout.
+ * and at most the rows there are. Reuses the arrays of an earlier build; `layout` starts zeroed.
+ * Depends on nothing else: the same sight, extent and limit give the same layout.
  * Returns CELLKV_OK or CELLKV_ERROR_OUT_OF_MEMORY. Cost: O(cells seen + views + n_queries blocks),
  * a block being CK_ROW_PADDING of the rows below `extent`. */
 cellkv_status ck_layout_build(struct ck_layout *layout, const struct ck_sight *sight,
-                              int32_t extent, bool may_gather);
-
-/* The layout that has one call over rows [0, extent): statuses as ck_layout_build. */
-cellkv_status ck_layout_build_one_call(struct ck_layout *layout, int32_t n_queries, int32_t extent);
+                              int32_t extent, enum ck_layout_limit limit);
 
 /* Whether graphs of these layouts are the same. */
 bool ck_layout_equal(const struct ck_layout *a, const struct ck_layout *b);

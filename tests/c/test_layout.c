@@ -186,11 +186,12 @@ static void check_mask(const struct ck_layout *layout, const struct ck_sight *si
 }
 
 static void build_and_check(struct ck_layout *layout, const struct ck_sight *sight, int32_t extent,
-                            bool may_gather) {
-    CHECK_OK(ck_layout_build(layout, sight, extent, may_gather));
+                            enum ck_layout_limit limit) {
+    CHECK_OK(ck_layout_build(layout, sight, extent, limit));
     check_shape(layout, sight->n_queries, extent);
     check_mask(layout, sight);
-    CHECK(may_gather || layout->n_runs == layout->n_pieces);
+    CHECK(limit == CK_LAYOUT_COPIES || layout->n_runs == layout->n_pieces);
+    CHECK(limit != CK_LAYOUT_ONE_CALL || layout->n_runs == 1);
 }
 
 static void test_random_sights_are_seen_exactly(void) {
@@ -199,9 +200,10 @@ static void test_random_sights_are_seen_exactly(void) {
     int32_t n_whole = 0, n_pieces = 0, n_gathered = 0;
     for (int i = 0; i < 300; i++) {
         const int32_t extent = make_random_example(&dice);
-        build_and_check(&layout, &example.sight, extent, false);
-        build_and_check(&layout, &example.sight, extent, true);
-        CHECK_OK(ck_layout_build(&again, &example.sight, extent, true));
+        build_and_check(&layout, &example.sight, extent, CK_LAYOUT_ONE_CALL);
+        build_and_check(&layout, &example.sight, extent, CK_LAYOUT_IN_PLACE);
+        build_and_check(&layout, &example.sight, extent, CK_LAYOUT_COPIES);
+        CHECK_OK(ck_layout_build(&again, &example.sight, extent, CK_LAYOUT_COPIES));
         CHECK(ck_layout_equal(&layout, &again));
         n_whole += layout.n_pieces == 1;
         n_pieces += layout.n_pieces > 1;
@@ -218,7 +220,7 @@ static void test_a_single_sequence_is_one_piece(void) {
     struct ck_layout layout = {0};
     start_example(1);
     add_sequence(0, 0, 1000);
-    build_and_check(&layout, &example.sight, 4 * BLOCK, true);
+    build_and_check(&layout, &example.sight, 4 * BLOCK, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.pieces[0].extent, 4 * BLOCK);
     start_example(64); /* its prefill crosses into another block */
@@ -227,7 +229,7 @@ static void test_a_single_sequence_is_one_piece(void) {
     for (int32_t q = 0; q < 64; q++) {
         add_view(q, 0, 800 - 63 + q);
     }
-    build_and_check(&layout, &example.sight, 4 * BLOCK, true);
+    build_and_check(&layout, &example.sight, 4 * BLOCK, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     ck_layout_free(&layout);
 }
@@ -236,7 +238,7 @@ static void test_a_short_sequence_among_others_reads_its_own_run(void) {
     struct ck_layout layout = {0};
     start_example(1);
     add_sequence(0, 20 * BLOCK + 7, 300);
-    build_and_check(&layout, &example.sight, 32 * BLOCK, true);
+    build_and_check(&layout, &example.sight, 32 * BLOCK, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.runs[0].first_row, 20 * BLOCK);
     CHECK_EQUAL(layout.runs[0].n_rows, 2 * BLOCK);
@@ -257,7 +259,8 @@ static void test_sequences_apart_are_a_piece_each(void) {
     struct ck_sight sight = {0};
     struct ck_layout layout = {0};
     CHECK_OK(ck_sight_build(&sight, cache->cells, 0, 16, 0));
-    CHECK_OK(ck_layout_build(&layout, &sight, ck_pad_rows(ck_cells_extent(cache->cells)), true));
+    CHECK_OK(ck_layout_build(&layout, &sight, ck_pad_rows(ck_cells_extent(cache->cells)),
+                             CK_LAYOUT_COPIES));
     check_shape(&layout, 16, 16 * 1024);
     CHECK_EQUAL(layout.n_pieces, 16);
     for (int32_t p = 0; p < 16; p++) {
@@ -283,11 +286,11 @@ static void make_clones(int32_t shared, int32_t own0, int32_t own1) {
 static void test_clones_of_a_long_prefix_are_one_piece_where_that_is_cheaper(void) {
     struct ck_layout layout = {0};
     make_clones(8, 8, 9); /* together 10 blocks, twice; apart 9 and 10, and another call */
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.pieces[0].extent, 10 * BLOCK);
     make_clones(1, 1, 20); /* the first would have to read all the way to the other's */
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 2);
     ck_layout_free(&layout);
 }
@@ -298,7 +301,7 @@ static void test_many_queries_are_worth_a_copy_and_few_are_not(void) {
     add_sequence(0, 0, 4 * BLOCK);
     add_cells(20 * BLOCK, 10);
     example.views[0].end += 10;
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_runs, 1); /* in place, over what is between */
     CHECK_EQUAL(layout.pieces[0].extent, 21 * BLOCK);
     start_example(20);
@@ -308,11 +311,11 @@ static void test_many_queries_are_worth_a_copy_and_few_are_not(void) {
     for (int32_t q = 0; q < 20; q++) {
         add_view(q, 0, 4 * BLOCK + 1 + q);
     }
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.n_runs, 2);
     CHECK_EQUAL(layout.pieces[0].extent, 5 * BLOCK);
-    build_and_check(&layout, &example.sight, MAX_ROWS, false);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_IN_PLACE);
     CHECK_EQUAL(layout.n_runs, 1);
     ck_layout_free(&layout);
 }
@@ -327,7 +330,7 @@ static void test_sequences_in_the_same_blocks_are_one_call(void) {
         }
         see_all(q);
     }
-    build_and_check(&layout, &example.sight, 2048, true);
+    build_and_check(&layout, &example.sight, 2048, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.runs[0].first_row, 0);
     CHECK_EQUAL(layout.runs[0].n_rows, 2048);
@@ -349,10 +352,10 @@ static void take_turns(int32_t n_queries) {
 static void test_more_pieces_than_the_limit_are_one_call(void) {
     struct ck_layout layout = {0};
     take_turns(CK_MAX_LAYOUT_PIECES);
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, CK_MAX_LAYOUT_PIECES);
     take_turns(CK_MAX_LAYOUT_PIECES + 1);
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     ck_layout_free(&layout);
 }
@@ -364,7 +367,7 @@ static void test_a_window_reads_only_its_own_blocks(void) {
     example.views[0].begin = 9 * BLOCK + 5;
     add_sequence(1, 20 * BLOCK, 10 * BLOCK);
     example.views[1].begin = 9 * BLOCK + 5;
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 2);
     CHECK_EQUAL(layout.pieces[0].extent, BLOCK);
     CHECK_EQUAL(layout.runs[1].first_row, 29 * BLOCK);
@@ -376,17 +379,15 @@ static void test_a_window_reads_only_its_own_blocks(void) {
 static void test_copies_are_equal_and_outlive_the_next_build(void) {
     struct ck_layout layout = {0}, copy;
     take_turns(4);
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_OK(ck_layout_copy(&copy, &layout));
     CHECK(ck_layout_equal(&copy, &layout));
     check_shape(&copy, 4, MAX_ROWS);
     check_mask(&copy, &example.sight);
     example.cells[0] = 2 * BLOCK; /* one block elsewhere */
-    build_and_check(&layout, &example.sight, MAX_ROWS, true);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK(!ck_layout_equal(&copy, &layout));
-    CHECK_OK(ck_layout_build_one_call(&layout, 4, MAX_ROWS));
-    check_shape(&layout, 4, MAX_ROWS);
-    check_mask(&layout, &example.sight);
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_ONE_CALL);
     CHECK(!ck_layout_equal(&copy, &layout));
     ck_layout_free(&copy);
     ck_layout_free(&layout);
@@ -399,7 +400,7 @@ static void test_without_memory_the_build_is_refused(void) {
     take_turns(4);
     for (int n = 0;; n++) {
         cellkv_test_fail_allocation_after(n);
-        cellkv_status status = ck_layout_build(&layout, &example.sight, MAX_ROWS, true);
+        cellkv_status status = ck_layout_build(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
         if (status == CELLKV_OK) {
             status = ck_layout_copy(&copy, &layout);
         }
