@@ -48,6 +48,7 @@ class AttentionMachine(RuleBasedStateMachine):
             "ragged": RAGGED_TOLERANCE,
         }
         self.n_opened = 0
+        self.rows = 1  # that must do for all cells that were ever used at once
 
     def teardown(self) -> None:
         if hasattr(self, "held"):
@@ -115,8 +116,17 @@ class AttentionMachine(RuleBasedStateMachine):
             if undone:
                 seqs = [world.handles[name] for name in names]
                 world.executor.run(world.random_tokens(len(names)), seqs)
+                self.check_rows()
                 world.cache.undo_step()
             world.step(names)
+            self.check_rows()
+
+    def check_rows(self) -> None:
+        """Check that rows grew by doubling, and only where the cells below did not suffice."""
+        stats = self.world.cache.stats
+        while self.rows < stats.used_cells:
+            self.rows *= 2
+        assert stats.rows == min(self.rows, CAPACITY)
 
 
 TestAttention = AttentionMachine.TestCase

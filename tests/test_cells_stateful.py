@@ -25,6 +25,7 @@ from cellkv.errors import (
     UnknownSequenceError,
 )
 
+BLOCK = 256  # cells that a sequence has for itself where there are any
 NO_HANDLES = [-1, 0, 1, 2**31 - 1, 2**63 - 1, -(2**63)]
 
 # ---- the model ----
@@ -40,6 +41,9 @@ class Owned:
 
     def next_pos(self) -> int:
         return max(self.cells, default=-1) + 1
+
+    def last_cell(self) -> int | None:
+        return self.cells[max(self.cells)] if self.cells else None
 
     def keep(self, positions: set[int]) -> None:
         self.cells = {p: c for p, c in self.cells.items() if p in positions}
@@ -71,6 +75,26 @@ class Model:
 
     def free(self) -> list[int]:
         return sorted(set(range(self.capacity)) - self.used())
+
+    def limit(self, n: int) -> int:
+        """Below which cells n more tokens must find theirs: one row, doubled as often as needed."""
+        used, rows = self.used(), 1
+        while rows < len(used) + n or rows <= max(used, default=-1):
+            rows *= 2
+        return min(rows, self.capacity)
+
+    def choose(self, owned: Owned, free: set[int]) -> int:
+        """Choose the sequence's next cell of those that are free."""
+        last = owned.last_cell()
+        blocks = [range(b, min(b + BLOCK, self.capacity)) for b in range(0, self.capacity, BLOCK)]
+        firsts = [block[0] for block in blocks if free.issuperset(block)]
+        if last is not None:
+            if (last + 1) % BLOCK and last + 1 in free:
+                return last + 1
+            after = (last // BLOCK + 1) * BLOCK
+            if after in firsts:
+                return after
+        return min(firsts or free)
 
     def find(self, seq: int) -> Owned:
         if seq not in self.owned:
@@ -184,14 +208,18 @@ class Model:
                 raise BadPositionError(
                     f"token {i} ", str(self.declared[i]), f"{want} expected, {given} given"
                 )
-        step = list(zip(self.declared, expected, self.free(), strict=False))
+        step = list(zip(self.declared, expected, strict=True))
+        free = {cell for cell in self.free() if cell < self.limit(len(step))}
         self.cancel()
-        for seq, position, cell in step:
+        cells = []
+        for seq, position in step:
+            cells.append(self.choose(self.owned[seq], free))
+            free.remove(cells[-1])
             self.n_written += 1
-            self.owned[seq].cells[position] = cell
+            self.owned[seq].cells[position] = cells[-1]
             self.owned[seq].contents[position] = self.n_written
-        self.step = [(seq, position) for seq, position, _ in step]
-        return [cell for _, _, cell in step]
+        self.step = step
+        return cells
 
     def undo_step(self, n_keep: int) -> None:
         if self.step is None:
@@ -355,13 +383,33 @@ class CellsMachine(RuleBasedStateMachine):
         self.agree("declare", [self.pick(w) for w in which])
 
     def place_and_write(self, positions: list[int] | None, n: int | None) -> None:
+        used, limit = self.model.used(), self.model.limit(len(self.model.declared))
+        lasts = {seq: owned.last_cell() for seq, owned in self.model.owned.items()}
         cells, expected = self.agree("place", positions, n)
         if cells is None:
             return
-        assert cells.tolist() == expected
         assert self.model.step is not None
+        self.check_promises(cells.tolist(), used, limit, lasts)
+        assert cells.tolist() == expected
         for cell, (seq, position) in zip(expected, self.model.step, strict=True):
             self.contents[cell] = self.model.owned[seq].contents[position]
+
+    def check_promises(
+        self, cells: list[int], used: set[int], limit: int, lasts: dict[int, int | None]
+    ) -> None:
+        """Check what a placement promises, whichever cells the model would choose.
+
+        `used`, `limit` and each sequence's last cell are those before it.
+        """
+        assert self.cache.stats.extent <= limit
+        taken = set(used)
+        for (seq, _), cell in zip(self.model.step or [], cells, strict=True):
+            last = lasts[seq]
+            if last is not None and (last + 1) % BLOCK and last + 1 < limit:
+                assert cell == last + 1 or last + 1 in taken
+            assert cell not in taken
+            taken.add(cell)
+            lasts[seq] = cell
 
     @rule(n=st.none() | st.integers(0, 8))
     def place(self, n: int | None) -> None:
@@ -444,3 +492,33 @@ CellsMachine.TestCase.settings = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestCells = CellsMachine.TestCase
+
+
+class BlocksMachine(CellsMachine):
+    """The same where there are several blocks, and sequences longer than one."""
+
+    @initialize(capacity=st.integers(200, 1600), max_seqs=st.integers(2, 7))
+    def start(self, capacity: int, max_seqs: int) -> None:
+        super().start(capacity, max_seqs, (300,))
+
+    @rule(which=WHICH, n=st.sampled_from([1, 100, 254, 255, 256, 257, 300]))
+    def extend_far(self, which: int, n: int) -> None:
+        self.extend(which % 90, n)
+
+    @rule(which=WHICH, back=st.sampled_from([1, 100, 255, 256, 257, 500]))
+    def rewind_far(self, which: int, back: int) -> None:
+        seq = self.pick(which)
+        self.agree("rewind", seq, max(0, self.near_end(seq, back)))
+
+    @rule(n=st.integers(2, 70))
+    def extend_all_far(self, n: int) -> None:
+        """Do what n decode steps do, as one step."""
+        self.agree("declare", list(self.model.owned) * n)
+        if self.model.declared:
+            self.place_and_write(None, None)
+
+
+BlocksMachine.TestCase.settings = settings(
+    CellsMachine.TestCase.settings, max_examples=50, stateful_step_count=40
+)
+TestBlocks = BlocksMachine.TestCase

@@ -133,6 +133,31 @@ def test_rows_do_not_grow_while_cells_below_are_free(world: World) -> None:
     assert world.cache.stats.rows == 128
 
 
+def test_sequences_of_one_step_have_blocks_of_their_own_as_far_as_the_rows_go(
+    new_world: NewWorld, tables: list
+) -> None:
+    with new_world(tables, initial_rows=512) as world:
+        world.open("a", "b", "c")
+        for _ in range(20):
+            world.step(["a", "b", "c"])
+        first = {name: int(world.cache.cells(seq).cells[0]) for name, seq in world.handles.items()}
+        assert first == {"a": 0, "b": 256, "c": 1}
+        assert np.all(np.diff(world.cache.cells(world.handles["b"]).cells) == 1)
+        world.prefill("b", 452)
+        assert world.cache.stats.free_cells == 4096 - 512
+        assert world.cache.stats.rows == 512
+        world.step(["c"])
+        assert world.cache.stats.rows == 1024
+
+
+def test_cells_placed_by_hand_keep_to_the_rows_there_are(tables: list) -> None:
+    layers = cache_layers(tables, "f32", "f32")
+    with Cache(layers, capacity=4096, initial_rows=1024) as cache:
+        seqs = [cache.open() for _ in range(5)]
+        cache.declare(seqs)
+        assert cache.place().tolist() == [0, 256, 512, 768, 1]
+
+
 @pytest.mark.parametrize("other_strategy", ["dense", "ragged"])
 def test_two_executors_share_one_cache(
     tables: list, world: World, other_strategy: Literal["dense", "ragged"]

@@ -37,7 +37,11 @@ typedef struct cellkv_cache cellkv_cache;
 /** How a cache lays out its sequences.
  *
  *  The batched kinds hold many sequences over one pool of cells; all that this header says holds
- *  for them.
+ *  for them. A token goes into the cell after its sequence's last one where that is free and in the
+ *  same aligned block of 256 cells; else it starts a block that nobody is in, the following one if
+ *  it can, or else the lowest; else it takes the lowest free cell. Rows do not grow for this: no
+ *  cell past them is taken while the free ones below suffice for the step. A cache of cells alone
+ *  goes by the rows that doubling a single one would give.
  *
  *  Kind sequence holds one: `max_seqs` is 1 whatever the configuration says. Position p is cell p,
  *  and `capacity` the most positions there can be. It extends, rewinds and clears;

@@ -16,8 +16,7 @@
  * Servers speak the protocol of ggml's RPC. It has no authentication and no encryption, and a
  * server serves one process at a time. ggml ends the calling process when a server that is in use
  * goes away: contain that by serving from a child process. All objects of a process share one
- * connection to a server; steps and caches take turns on it, but while a model is loaded onto a
- * server or freed, no other thread may use that server. */
+ * connection to a server, on which calls of this library take turns. */
 #ifndef CELLKV_DEVICE_H
 #define CELLKV_DEVICE_H
 
@@ -70,6 +69,22 @@ CELLKV_API const char *cellkv_device_name(int32_t i);
  */
 CELLKV_API cellkv_status cellkv_devices_of_layers(const char *devices, int32_t n_layers,
                                                   struct ggml_backend_device **of_layer);
+
+/** Waits for this thread's turn on servers, if any of the devices is one's: for programs whose own
+ *  ggml calls touch memory there (weights, say) while other threads may. ggml does not guard the
+ *  connection. No other call of this library may be made before cellkv_devices_leave.
+ *
+ *  @param of_layer   [n_layers], as cellkv_devices_of_layers gives them; borrowed
+ *  Threads: any.
+ */
+CELLKV_API void cellkv_devices_enter(struct ggml_backend_device *const *of_layer, int32_t n_layers);
+
+/** Ends the turn.
+ *
+ *  @param of_layer   [n_layers], the same devices
+ *  @pre       cellkv_devices_enter by this thread
+ */
+CELLKV_API void cellkv_devices_leave(struct ggml_backend_device *const *of_layer, int32_t n_layers);
 
 /** What a server lends, and to whom. Start from cellkv_rpc_server_config_default(). */
 typedef struct cellkv_rpc_server_config {

@@ -45,6 +45,7 @@ from .errors import (
     UnknownKeyError,
     UnknownSequenceError,
     UnsupportedError,
+    WorkerDiedError,
 )
 from .executor import Executor, ExecutorStats, Isa, Pooling, Strategy, devices
 from .model import Model, ModelInfo, Output
@@ -103,6 +104,7 @@ __all__ = [
     "UnknownKeyError",
     "UnknownSequenceError",
     "UnsupportedError",
+    "WorkerDiedError",
     "devices",
 ]
 

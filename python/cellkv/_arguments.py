@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import operator
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy.typing as npt
 from .errors import InvalidArgumentError
 
 Ints: TypeAlias = "npt.NDArray[np.integer[Any]] | Iterable[SupportsIndex]"
+
+Devices: TypeAlias = "str | Sequence[str] | Mapping[str, int] | None"
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -122,6 +124,38 @@ def as_text(value: str, name: str) -> bytes:
 def as_path(value: str | os.PathLike[str], name: str) -> bytes:
     """Encode a path for C. TypeError: no path. InvalidArgumentError: a NUL in it."""
     return _without_nul(os.fsencode(value), name)
+
+
+def as_devices(value: Devices, name: str) -> bytes | None:
+    """Make C's text of devices: one name, "name,name" or "name=layers,name=layers".
+
+    TypeError: no strings, no integers. InvalidArgumentError: none at all, an empty name, one that
+    would be read as several, fewer than one layer.
+    """
+    if value is None or isinstance(value, str):
+        return None if value is None else as_text(value, name)
+    if not isinstance(value, (Sequence, Mapping)) or isinstance(value, (bytes, bytearray)):
+        raise TypeError(
+            f"{name} is {type(value).__name__}, a string, a sequence of them or a mapping of them "
+            "to numbers of layers is expected"
+        )
+    if not value:
+        raise InvalidArgumentError(f"{name} is empty")
+    texts = [_device(device, name) for device in value]
+    if isinstance(value, Mapping):
+        for i, (device, n_layers) in enumerate(value.items()):
+            count = as_int(n_layers, f"{name}[{device!r}]")
+            if count < 1:
+                raise InvalidArgumentError(f"{name}[{device!r}] is {count}, not at least 1")
+            texts[i] += b"=%d" % count
+    return b",".join(texts)
+
+
+def _device(device: str, name: str) -> bytes:
+    text = as_text(device, f"a name in {name}")
+    if not text or b"," in text or b"=" in text:
+        raise InvalidArgumentError(f"{name} has {device!r} in it, which cannot be a device's name")
+    return text
 
 
 def _without_nul(encoded: bytes, name: str) -> bytes:

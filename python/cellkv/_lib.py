@@ -268,6 +268,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "cellkv_device_count": (c_int32, []),
     "cellkv_device_name": (c_char_p, [c_int32]),
     "cellkv_devices_of_layers": (c_int, [c_char_p, c_int32, c_void_p]),
+    "cellkv_devices_enter": (None, [c_void_p, c_int32]),
+    "cellkv_devices_leave": (None, [c_void_p, c_int32]),
     "cellkv_rpc_server_config_default": (cellkv_rpc_server_config, []),
     "cellkv_rpc_server_run": (c_int, [POINTER(cellkv_rpc_server_config)]),
     # executor.h: executors

@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _lib
-from ._arguments import TYPES, Ints, as_int, as_ints, as_position, as_text, by_name
+from ._arguments import (
+    TYPES,
+    Devices,
+    Ints,
+    as_devices,
+    as_int,
+    as_ints,
+    as_position,
+    as_text,
+    by_name,
+)
 from ._lib import UNSET, check, lib
 from ._owned import Owned, Owner
 from .errors import InvalidArgumentError, OutOfCellsError
@@ -104,7 +114,7 @@ class Cache(Owner):
         max_seqs: int = 64,
         initial_rows: int | None = None,
         max_step: int | None = None,
-        device: str | None = None,
+        device: Devices = None,
     ) -> None:
         """Make a cache.
 
@@ -113,7 +123,8 @@ class Cache(Owner):
         most cells it may hold. `max_seqs`: most open sequences. `initial_rows`: rows allocated at
         once, 0 for on first use; default 256, or the capacity if that is smaller. `max_step`: kind
         SEQUENCE, the most tokens computed at once where a layer has a window; default 512.
-        `device`: which ggml device holds the rows; default the best one.
+        `device`: which ggml device holds the rows; default the best one. Several share the layers:
+        evenly, given as a sequence of names; by numbers of layers, given as a mapping.
 
         InvalidArgumentError: a field outside its range, or a width that is no multiple of its
         type's blocks. NoBuilderError: nothing builds this kind for this backend.
@@ -380,7 +391,7 @@ def _config(
     initial_rows: int | None,
     max_step: int | None,
     layers: Sequence[Layer],
-    device: str | None,
+    device: Devices,
 ) -> tuple[_lib.cellkv_cache_config, object]:
     """Make the C configuration, and what must stay alive as long as it is used."""
     config = lib.cellkv_cache_config_default()
@@ -400,7 +411,7 @@ def _config(
     c_layers = _c_layers(layers)
     config.n_layers = len(c_layers)
     config.layers = c_layers
-    config.device = None if device is None else as_text(device, "device")
+    config.device = as_devices(device, "device")
     return config, c_layers
 
 

@@ -1,4 +1,4 @@
-"""One exception class per status of the C library (status.h), and two of Python's own."""
+"""One exception class per status of the C library (status.h), and three of Python's own."""
 
 from __future__ import annotations
 
@@ -241,6 +241,15 @@ class TokenizerError(CellkvError, ValueError):
     """The model's tokenizer or chat template is missing, malformed or of an unknown kind."""
 
     name = "TOKENIZER"
+
+
+class WorkerDiedError(CellkvError):
+    """The process of an isolated model is gone: killed, ended by ggml, or out of its time.
+
+    The message says how it ended and what it wrote last. Nothing can be asked of its objects.
+    """
+
+    name = "WORKER_DIED"
 
 
 BY_STATUS: dict[int, type[CellkvError]] = {

@@ -14,7 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _lib
-from ._arguments import TYPES, as_floats, as_int, as_member, as_path, as_text, by_name
+from ._arguments import (
+    TYPES,
+    Devices,
+    as_devices,
+    as_floats,
+    as_int,
+    as_member,
+    as_path,
+    as_text,
+    by_name,
+)
 from ._lib import check, lib
 from ._owned import Owned, Owner
 from .cache import Cache, CacheKind, KindName, Layer, TypeName, _config
@@ -73,28 +83,39 @@ class Model(Owner):
         cls,
         path: str | os.PathLike[str],
         *,
-        device: str | None = None,
+        device: Devices = None,
         use_mmap: bool = True,
         repack: bool = True,
+        isolated: bool = False,
+        timeout: float | None = None,
     ) -> Model:
         """Load a GGUF file.
 
         Architectures: "llama" (SmolLM2, Llama 2 and 3, Mistral), "gemma2", "gemma3" (text only),
         "qwen2" (Qwen 2 and 2.5), "qwen3" and "qwen3moe".
 
-        `device`: which ggml device holds the weights; default the best one. `use_mmap`: map the
-        file instead of reading it. `repack`: hold weights in the layout of ggml's fastest CPU
-        kernels, where one exists (a second copy of those).
+        `device`: which ggml device holds the weights; default the best one; several as in `Cache`.
+        `use_mmap`: map the file instead of reading it. `repack`: hold weights in the layout of
+        ggml's fastest CPU kernels, where one exists (a second copy of those).
+
+        `isolated`: have model, caches and executors live in a process of their own (see
+        cellkv.isolated), which a device that fails may end without ending the caller's. Then any
+        call may raise WorkerDiedError; one does that takes longer than `timeout` seconds, this one
+        included. None: no limit; a process that is gone is noticed at once all the same.
 
         FileError: it cannot be read. BadFileError: not GGUF, damaged or truncated.
         UnknownArchitectureError. BadMetadataError. MissingTensorError, BadTensorError.
         UnknownDeviceError. OutOfMemoryError.
         """
+        if isolated:
+            options = {"device": device, "use_mmap": use_mmap, "repack": repack}
+            return cls._isolated("load", (path,), options, timeout)._read_from(path, {})
+        _no_timeout(timeout)
         config, _kept = _model_config(device, use_mmap, repack)
         address = ctypes.c_void_p()
         file = as_path(path, "path")
         check(lib.cellkv_model_load(file, ctypes.byref(config), ctypes.byref(address)))
-        return cls._adopt(address, path, {})
+        return cls._adopt(address)._read_from(path, {})
 
     @classmethod
     def from_arrays(
@@ -102,8 +123,10 @@ class Model(Owner):
         metadata: Mapping[str, str | bool | int | float | Any],
         arrays: Mapping[str, npt.NDArray[np.float32]],
         *,
-        device: str | None = None,
+        device: Devices = None,
         repack: bool = True,
+        isolated: bool = False,
+        timeout: float | None = None,
     ) -> Model:
         """Make a model from arrays, which are copied.
 
@@ -115,6 +138,11 @@ class Model(Owner):
         `load`, but for the file's errors.
         """
         values = {key: v for key, v in metadata.items() if not key.startswith("tokenizer.")}
+        if isolated:
+            options = {"device": device, "repack": repack}
+            model = cls._isolated("from_arrays", (values, arrays), options, timeout)
+            return model._read_from(None, dict(metadata))
+        _no_timeout(timeout)
         c_values, _kept_values = _c_values(values)
         c_arrays, _kept_arrays = _c_arrays(arrays)
         config, _kept = _model_config(device, False, repack)
@@ -129,19 +157,28 @@ class Model(Owner):
                 ctypes.byref(address),
             )
         )
-        return cls._adopt(address, None, dict(metadata))
+        return cls._adopt(address)._read_from(None, dict(metadata))
+
+    @staticmethod
+    def _isolated(
+        maker: str, arguments: tuple[Any, ...], options: dict[str, Any], timeout: float | None
+    ) -> Model:
+        from .isolated import make_model
+
+        return make_model(maker, arguments, options, timeout)
 
     @classmethod
-    def _adopt(
-        cls, address: ctypes.c_void_p, path: str | os.PathLike[str] | None, metadata: dict[str, Any]
-    ) -> Model:
+    def _adopt(cls, address: ctypes.c_void_p) -> Model:
         assert address.value is not None
         model = cls.__new__(cls)
         model._owned = Owned(address.value, lib.cellkv_model_free, "model")
         model._finalizer = weakref.finalize(model, model._owned.close)
-        model._path = path
-        model._metadata = metadata
         return model
+
+    def _read_from(self, path: str | os.PathLike[str] | None, metadata: dict[str, Any]) -> Model:
+        """Keep what `tokenizer` is to be read from."""
+        self._path, self._metadata = path, metadata
+        return self
 
     _owned: Owned
     _finalizer: weakref.finalize[Any, Model]
@@ -200,7 +237,7 @@ class Model(Owner):
         type_k: TypeName = "f16",
         type_v: TypeName = "f16",
         kind: CacheKind | KindName = CacheKind.BATCHED,
-        device: str | None = None,
+        device: Devices = None,
     ) -> Cache:
         """Make a cache for this model: its layers, stored in the given types. Errors as `Cache`."""
         c_type_k, c_type_v = by_name(type_k, TYPES, "type_k"), by_name(type_v, TYPES, "type_v")
@@ -231,11 +268,16 @@ class Model(Owner):
             return Executor(self.program(output), cache, **options)
 
 
+def _no_timeout(timeout: float | None) -> None:
+    if timeout is not None:
+        raise InvalidArgumentError("timeout is for isolated models")
+
+
 def _model_config(
-    device: str | None, use_mmap: bool, repack: bool
+    device: Devices, use_mmap: bool, repack: bool
 ) -> tuple[_lib.cellkv_model_config, object]:
     config = lib.cellkv_model_config_default()
-    name = None if device is None else as_text(device, "device")
+    name = as_devices(device, "device")
     config.device = name
     config.use_mmap = bool(use_mmap)
     config.repack = bool(repack)

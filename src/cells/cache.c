@@ -101,6 +101,10 @@ cellkv_status cellkv_cache_trim_windows(cellkv_cache *cache, int32_t *n_freed) {
 
 /* ---- the step ---- */
 
+static int32_t rows_of(const cellkv_cache *cache) {
+    return cache->storage ? cache->storage_class->rows(cache->storage) : 0;
+}
+
 cellkv_status cellkv_cache_declare(cellkv_cache *cache, const int64_t *seqs, int32_t n_tokens,
                                    int32_t *shortfall) {
     cellkv_status status = enter_with(cache, seqs, "seqs");
@@ -120,7 +124,7 @@ cellkv_status cellkv_cache_place(cellkv_cache *cache, const int32_t *positions, 
     if (status) {
         return status;
     }
-    status = ck_cells_begin_step(cache->cells, NULL, positions, n_tokens);
+    status = ck_cells_begin_step(cache->cells, NULL, positions, n_tokens, rows_of(cache));
     if (!status) { /* the caller writes them, and nobody will say when */
         ck_cells_begin_write(cache->cells, 0, n_tokens);
     }

@@ -24,9 +24,11 @@ struct ck_step {
 /* ---- the step's half, for the executor ---- */
 
 /* Declares (if seqs is not NULL) and places in one go: all of it, or nothing changes, an earlier
- * declaration included. Statuses: those of cellkv_cache_declare and cellkv_cache_place. */
+ * declaration included. Statuses: those of cellkv_cache_declare and cellkv_cache_place. `rows`: how
+ * many the storage has now, 0 without one. No cell is placed past them while the free ones below
+ * suffice, and else none past the rows that doubling them as often as needed would make. */
 cellkv_status ck_cells_begin_step(struct ck_cells *cells, const int64_t *seqs,
-                                  const int32_t *positions, int32_t n_tokens);
+                                  const int32_t *positions, int32_t n_tokens, int32_t rows);
 
 /* Takes begin_step back, for a failure before compute began: cells, sequences, declaration (the one
  * before begin_step) and undo are as they were. Legal once, right after begin_step (take_freed may

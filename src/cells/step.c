@@ -194,27 +194,48 @@ static cellkv_status prepare(struct ck_cells *cells, struct ck_step_buffer *made
     return status;
 }
 
-/* The lowest free cells, so that the extent, and with it the rows, never grow while there is a free
- * cell below. */
-static void find_cells(const struct ck_cells *cells, struct ck_step_buffer *made) {
-    int32_t cell = -1;
-    for (int32_t i = 0; i < made->n_tokens; i++) {
-        cell = ck_index_set_next(&cells->table.free, cell + 1);
-        assert(cell >= 0);
-        made->cells[i] = cell;
+/* What the step's cells must lie below: the rows, doubled as storage doubles them, and only where
+ * the free cells below do not suffice. */
+static int32_t find_limit(const struct ck_table *table, int32_t rows, int32_t n_tokens) {
+    const int32_t extent = ck_table_extent(table);
+    int64_t limit = rows > 0 ? rows : 1;
+    while (limit < extent || limit - table->used.count < n_tokens) {
+        limit *= 2;
     }
+    return limit < table->capacity ? (int32_t)limit : table->capacity;
 }
 
-static void claim_cells(struct ck_cells *cells, const struct ck_step_buffer *made) {
+/* The sequence's next cell: the one after its last, within a block; else the first of a block that
+ * nobody else is in; else the lowest free one. */
+static int32_t find_cell(const struct ck_table *table, const struct ck_sequence *sequence,
+                         int32_t limit) {
+    int32_t next = sequence->n > 0 ? sequence->cells[sequence->n - 1] + 1 : 0;
+    if (next % CK_BLOCK != 0 && next < limit && ck_index_set_contains(&table->free, next)) {
+        return next;
+    }
+    int32_t after = (next + CK_BLOCK - 1) / CK_BLOCK; /* the block after the last cell's; or 0 */
+    int32_t cell = ck_table_free_block(table, after, limit);
+    return cell >= 0 ? cell : ck_index_set_next(&table->free, 0);
+}
+
+/* Finds and claims one token's cell after the other's, so that each sees what those before it took.
+ * Nothing can fail any more: `prepare` made room in the lists, and that there are cells enough was
+ * found at admission. */
+static void place_cells(struct ck_cells *cells, struct ck_step_buffer *made, int32_t rows) {
+    struct ck_table *table = &cells->table;
+    const int32_t limit = find_limit(table, rows, made->n_tokens);
     for (int32_t i = 0; i < made->n_tokens; i++) {
         struct ck_sequence *sequence = &cells->sequences.slots[made->slots[i]];
-        ck_table_claim(&cells->table, made->cells[i], made->positions[i]);
-        sequence->cells[sequence->n++] = made->cells[i];
+        int32_t cell = cells->is_contiguous ? sequence->n : find_cell(table, sequence, limit);
+        assert(cell >= 0 && (cells->is_contiguous || cell < limit));
+        ck_table_claim(table, cell, made->positions[i]);
+        made->cells[i] = cell;
+        sequence->cells[sequence->n++] = cell;
     }
 }
 
 cellkv_status ck_cells_begin_step(struct ck_cells *cells, const int64_t *seqs,
-                                  const int32_t *positions, int32_t n_tokens) {
+                                  const int32_t *positions, int32_t n_tokens, int32_t rows) {
     int32_t missing;
     cellkv_status status =
         seqs ? check_declarable(cells, seqs, n_tokens, &missing) : check_declared(cells, n_tokens);
@@ -235,8 +256,7 @@ cellkv_status ck_cells_begin_step(struct ck_cells *cells, const int64_t *seqs,
         forget(made);
         return status;
     }
-    find_cells(cells, made);
-    claim_cells(cells, made);
+    place_cells(cells, made, rows);
     made->state = CK_STEP_PLACED;
     swap_buffers(cells);
     cells->can_roll_back = true;

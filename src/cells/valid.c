@@ -26,6 +26,28 @@ static bool set_valid(const struct ck_index_set *set) {
     return true;
 }
 
+static bool blocks_valid(const struct ck_table *table) {
+    if (!set_valid(&table->free_blocks)) {
+        return false;
+    }
+    int32_t n_used = 0;
+    for (int32_t cell = 0; cell < table->capacity; cell++) {
+        int32_t block = cell / CK_BLOCK;
+        n_used += ck_index_set_contains(&table->used, cell);
+        if (cell < table->capacity - 1 && (cell + 1) % CK_BLOCK != 0) {
+            continue;
+        }
+        if (n_used != table->n_used[block]) {
+            return broken("a block has as many used cells as it counts", block);
+        }
+        if (ck_index_set_contains(&table->free_blocks, block) != (n_used == 0)) {
+            return broken("a block is free iff no cell of it is used", block);
+        }
+        n_used = 0;
+    }
+    return true;
+}
+
 static bool table_valid(const struct ck_table *table) {
     if (!set_valid(&table->free) || !set_valid(&table->used) || !set_valid(&table->freed)) {
         return false;
@@ -42,7 +64,7 @@ static bool table_valid(const struct ck_table *table) {
     if (table->n_taken < 0 || table->n_taken > table->capacity) {
         return broken("at most every cell was taken", table->n_taken);
     }
-    return true;
+    return blocks_valid(table);
 }
 
 static bool list_valid(const struct ck_cells *cells, const struct ck_sequence *sequence,

@@ -87,8 +87,7 @@ static cellkv_status start_backends(struct ck_devices *devices, const struct ck_
 
 cellkv_status ck_devices_start(struct ck_devices *devices, const struct ck_storage *storage,
                                int32_t n_layers, int32_t n_threads) {
-    *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : ck_default_threads(),
-                                   .is_remote = ck_storage_is_remote(storage)};
+    *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : ck_default_threads()};
     ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     if (cpu == NULL) {
         return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "this ggml has no CPU device");
@@ -118,18 +117,6 @@ void ck_devices_stop(struct ck_devices *devices) {
     }
     ck_free(devices->of_layer);
     *devices = (struct ck_devices){0};
-}
-
-void ck_devices_enter(const struct ck_devices *devices) {
-    if (devices->is_remote) {
-        ck_remote_enter();
-    }
-}
-
-void ck_devices_leave(const struct ck_devices *devices) {
-    if (devices->is_remote) {
-        ck_remote_leave();
-    }
 }
 
 void ck_devices_set_abort(const struct ck_devices *devices, ggml_abort_callback should_abort,

@@ -2,7 +2,6 @@
 #ifndef CELLKV_EXECUTOR_DEVICES_H
 #define CELLKV_EXECUTOR_DEVICES_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include <ggml-backend.h>
@@ -18,7 +17,6 @@ struct ck_devices {
     ggml_backend_t backends[CK_MAX_BACKENDS]; /* in order of priority, the CPU last */
     int n_backends;
     ggml_backend_t *of_layer; /* [n_layers] the one of the layer's rows */
-    bool is_remote;           /* any is: see ck_remote_enter */
     int32_t n_threads;
     ggml_threadpool_t threads;
     void (*free_threads)(ggml_threadpool_t threads);
@@ -36,10 +34,6 @@ void ck_devices_stop(struct ck_devices *devices);
 static inline ggml_backend_t ck_devices_cpu(const struct ck_devices *devices) {
     return devices->backends[devices->n_backends - 1];
 }
-
-/* Around everything that makes, fills, runs or frees graphs, or touches rows. */
-void ck_devices_enter(const struct ck_devices *devices);
-void ck_devices_leave(const struct ck_devices *devices);
 
 /* Has every backend that can ask `should_abort` between nodes. */
 void ck_devices_set_abort(const struct ck_devices *devices, ggml_abort_callback should_abort,

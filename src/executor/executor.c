@@ -263,9 +263,13 @@ static cellkv_status make_parts(cellkv_executor *executor, const cellkv_executor
 }
 
 static void free_parts(cellkv_executor *executor) {
-    ck_devices_enter(&executor->devices);
+    const cellkv_cache *cache = executor->cache;
+    if (executor->graphs.n_graphs > 0) {
+        cellkv_devices_enter(ck_storage_devices(cache->storage), cache->n_layers);
+        ck_graph_cache_drop(&executor->graphs);
+        cellkv_devices_leave(ck_storage_devices(cache->storage), cache->n_layers);
+    }
     ck_graph_cache_free(&executor->graphs);
-    ck_devices_leave(&executor->devices);
     ck_devices_stop(&executor->devices);
     scratch_free(&executor->scratch, executor->windows.n_windows);
     ck_free(executor->windows.sizes);

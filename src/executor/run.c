@@ -365,16 +365,18 @@ static cellkv_status run_slices(cellkv_executor *executor, const cellkv_step *st
 /* With the executor and its cache claimed. */
 static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *step, float *results,
                                  int32_t *n_done) {
-    struct ck_cells *cells = executor->cache->cells;
+    const cellkv_cache *cache = executor->cache;
+    struct ck_cells *cells = cache->cells;
     cellkv_status status = reserve_outputs(&executor->scratch, step->n_outputs);
     if (status == CELLKV_OK) {
-        status = ck_cells_begin_step(cells, step->seqs, step->positions, step->n_tokens);
+        status = ck_cells_begin_step(cells, step->seqs, step->positions, step->n_tokens,
+                                     cache->storage_class->rows(cache->storage));
     }
     if (status != CELLKV_OK) {
         return status;
     }
     bool began = false;
-    ck_devices_enter(&executor->devices);
+    cellkv_devices_enter(ck_storage_devices(cache->storage), cache->n_layers);
     status = prepare_pooling(executor, step, results);
     if (status == CELLKV_OK) {
         status = prepare_rows(executor);
@@ -382,7 +384,7 @@ static cellkv_status run_claimed(cellkv_executor *executor, const cellkv_step *s
     if (status == CELLKV_OK) {
         status = run_slices(executor, step, results, n_done, &began);
     }
-    ck_devices_leave(&executor->devices);
+    cellkv_devices_leave(ck_storage_devices(cache->storage), cache->n_layers);
     if (status != CELLKV_OK && !began) {
         ck_cells_rollback_step(cells);
     }

@@ -41,7 +41,9 @@ cellkv_model_config cellkv_model_config_default(void) {
 /* ---- references ---- */
 
 static void destroy(struct cellkv_model *model) {
+    cellkv_devices_enter(model->of_layer, model->decoder.n_layers);
     ck_homes_free(&model->homes);
+    cellkv_devices_leave(model->of_layer, model->decoder.n_layers);
     ck_file_close(model->file);
     ck_decoder_free(&model->decoder);
     ck_free(model->layers);
@@ -118,8 +120,10 @@ static cellkv_status place_weights(struct cellkv_model *model, const struct ck_s
     ck_weights_refuse_unknown(&weights);
     cellkv_status status = weights.status;
     if (status == CELLKV_OK) {
-        status = ck_homes_place(&model->homes, &weights, model->of_layer, model->decoder.n_layers,
-                                repack);
+        const int32_t n = model->decoder.n_layers;
+        cellkv_devices_enter(model->of_layer, n);
+        status = ck_homes_place(&model->homes, &weights, model->of_layer, n, repack);
+        cellkv_devices_leave(model->of_layer, n);
     }
     ck_weights_end(&weights);
     return status;

@@ -16,15 +16,8 @@ enum { MAX_DEFAULT_THREADS = 16 };
 /* ggml's registry can grow, and does not guard its readers against that. */
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 
-static pthread_mutex_t remote = PTHREAD_MUTEX_INITIALIZER;
-
-void ck_remote_enter(void) {
-    pthread_mutex_lock(&remote);
-}
-
-void ck_remote_leave(void) {
-    pthread_mutex_unlock(&remote);
-}
+/* A process has one connection to each server, and ggml does not guard it. */
+static pthread_mutex_t servers = PTHREAD_MUTEX_INITIALIZER;
 
 int32_t ck_default_threads(void) {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -91,9 +84,9 @@ static cellkv_status fail_unknown(const char *name) {
 }
 
 static cellkv_status find_remote(const char *address, ggml_backend_dev_t *device) {
-    ck_remote_enter();
+    pthread_mutex_lock(&servers);
     const cellkv_status status = ck_rpc_find(address, device);
-    ck_remote_leave();
+    pthread_mutex_unlock(&servers);
     return status;
 }
 
@@ -210,6 +203,27 @@ static cellkv_status find_named(const char *devices, int32_t n_layers,
         }
     }
     return status;
+}
+
+static bool any_remote(struct ggml_backend_device *const *devices, int32_t n) {
+    for (int32_t i = 0; devices != NULL && i < n; i++) {
+        if (devices[i] != NULL && ck_device_is_remote(devices[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void cellkv_devices_enter(struct ggml_backend_device *const *of_layer, int32_t n_layers) {
+    if (any_remote(of_layer, n_layers)) {
+        pthread_mutex_lock(&servers);
+    }
+}
+
+void cellkv_devices_leave(struct ggml_backend_device *const *of_layer, int32_t n_layers) {
+    if (any_remote(of_layer, n_layers)) {
+        pthread_mutex_unlock(&servers);
+    }
 }
 
 cellkv_status cellkv_devices_of_layers(const char *devices, int32_t n_layers,

@@ -28,9 +28,4 @@ bool ck_metal_attends(int64_t head_dim_k, int64_t head_dim_v);
 /* Threads for the CPU where none are asked for: one per core, at most 16. */
 int32_t ck_default_threads(void);
 
-/* A process has one connection to each server, and ggml does not guard it: who is about to use
- * devices any of which is remote waits for its turn. Not recursive. */
-void ck_remote_enter(void);
-void ck_remote_leave(void);
-
 #endif

@@ -7,9 +7,11 @@
 #include "cells/error.h"
 #include "cells/memory.h"
 #include "cells/ring.h"
+#include "cells/table.h"
 #include "storage/device.h"
 #include "storage/huge_pages.h"
 
+_Static_assert((int)CK_ROW_PADDING == (int)CK_BLOCK, "attention reads a block of cells, or none");
 _Static_assert((int)CELLKV_TYPE_F32 == (int)GGML_TYPE_F32, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_F16 == (int)GGML_TYPE_F16, "types are ggml's");
 _Static_assert((int)CELLKV_TYPE_BF16 == (int)GGML_TYPE_BF16, "types are ggml's");
@@ -39,7 +41,6 @@ struct ck_storage {
     ggml_backend_dev_t *devices; /* [n_layers] */
     struct range *ranges;
     int32_t n_ranges;
-    bool is_remote; /* any device is */
     int32_t n_layers;
     const cellkv_layer *layers; /* the cache's, */
     const int32_t *rings;       /* likewise */
@@ -306,8 +307,8 @@ ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage, int32_t l
     return storage->devices[layer];
 }
 
-bool ck_storage_is_remote(const struct ck_storage *storage) {
-    return storage->is_remote;
+ggml_backend_dev_t const *ck_storage_devices(const struct ck_storage *storage) {
+    return storage->devices;
 }
 
 int64_t ck_storage_generation(const struct ck_storage *storage) {
@@ -320,13 +321,9 @@ static void storage_free(struct ck_storage *storage) {
     if (storage == NULL) {
         return;
     }
-    if (storage->is_remote) {
-        ck_remote_enter();
-    }
+    cellkv_devices_enter(storage->devices, storage->n_layers);
     tensors_free(storage, &storage->tensors);
-    if (storage->is_remote) {
-        ck_remote_leave();
-    }
+    cellkv_devices_leave(storage->devices, storage->n_layers);
     ck_free(storage->ranges);
     ck_free(storage->devices);
     ck_free(storage);
@@ -376,7 +373,6 @@ static cellkv_status find_devices(struct ck_storage *storage, const char *device
     for (int32_t l = 0; l < storage->n_layers && status == CELLKV_OK; l++) {
         if (l == 0 || storage->devices[l] != storage->devices[l - 1]) {
             storage->ranges[storage->n_ranges++] = (struct range){storage->devices[l], l, l};
-            storage->is_remote = storage->is_remote || ck_device_is_remote(storage->devices[l]);
         }
         storage->ranges[storage->n_ranges - 1].end = l + 1;
     }
@@ -387,13 +383,9 @@ static cellkv_status allocate_first_rows(struct ck_storage *storage, int32_t row
     if (rows == 0) {
         return CELLKV_OK;
     }
-    if (storage->is_remote) {
-        ck_remote_enter();
-    }
+    cellkv_devices_enter(storage->devices, storage->n_layers);
     const cellkv_status status = set_rows(storage, at_most(rows, storage->most_rows));
-    if (storage->is_remote) {
-        ck_remote_leave();
-    }
+    cellkv_devices_leave(storage->devices, storage->n_layers);
     return status;
 }
 

@@ -7,7 +7,6 @@
 #ifndef CELLKV_STORAGE_STORAGE_H
 #define CELLKV_STORAGE_STORAGE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include <ggml-backend.h>
@@ -46,9 +45,9 @@ struct ggml_tensor *ck_storage_k(const struct ck_storage *storage, int32_t layer
 struct ggml_tensor *ck_storage_v(const struct ck_storage *storage, int32_t layer);
 ggml_backend_dev_t ck_storage_device(const struct ck_storage *storage, int32_t layer);
 
-/* Whether any layer's device is remote: then ck_remote_enter before anything that touches rows, and
- * before graphs that do are made, run or freed. Building and freeing a storage do it themselves. */
-bool ck_storage_is_remote(const struct ck_storage *storage);
+/* [n_layers] The same as an array. Around everything that touches rows: cellkv_devices_enter and
+ * _leave with it; building and freeing a storage do that themselves. */
+ggml_backend_dev_t const *ck_storage_devices(const struct ck_storage *storage);
 
 /* Counts the times that the tensors were replaced: graphs built before a change are void. */
 int64_t ck_storage_generation(const struct ck_storage *storage);

@@ -28,7 +28,7 @@ static void check_promise(cellkv_cache *cache, int64_t widest_step) {
 
 static void look(cellkv_cache *cache, int64_t seq) {
     struct ck_sight sight = {0};
-    CHECK_OK(ck_cells_begin_step(cache->cells, &seq, NULL, 1));
+    CHECK_OK(ck_cells_begin_step(cache->cells, &seq, NULL, 1, 0));
     CHECK_OK(ck_sight_build(&sight, cache->cells, 0, 1, 0));
     ck_sight_free(&sight);
 }
@@ -190,7 +190,7 @@ static cellkv_status do_declare(struct scene *scene) {
 static cellkv_status do_begin_step(struct scene *scene) {
     int64_t seqs[WIDE];
     wide_step(scene, seqs);
-    return ck_cells_begin_step(scene->cache->cells, seqs, NULL, WIDE);
+    return ck_cells_begin_step(scene->cache->cells, seqs, NULL, WIDE, 0);
 }
 
 static cellkv_status do_rewind(struct scene *scene) {

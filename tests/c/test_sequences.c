@@ -213,10 +213,10 @@ static void test_remove_leaves_a_hole_and_keeps_positions(void) {
     CHECK_OK(cellkv_cache_remove(cache, seq, 1, 3));
     CHECK_CELLS(cache, seq, {0, 0}, {3, 3}, {4, 4});
     CHECK_EQUAL(next_pos_of(cache, seq), 5);
-    extend(cache, seq, 2); /* in the freed cells, but after the rest */
-    CHECK_CELLS(cache, seq, {0, 0}, {3, 3}, {4, 4}, {1, 5}, {2, 6});
+    extend(cache, seq, 5); /* in the freed cells at last, but after the rest */
+    CHECK_CELLS(cache, seq, {0, 0}, {3, 3}, {4, 4}, {5, 5}, {6, 6}, {7, 7}, {1, 8}, {2, 9});
     CHECK_OK(cellkv_cache_remove(cache, seq, 1, 3)); /* nothing there: fine */
-    CHECK_EQUAL(length_of(cache, seq), 5);
+    CHECK_EQUAL(length_of(cache, seq), 8);
     cellkv_cache_free(cache);
 }
 

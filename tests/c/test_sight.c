@@ -170,7 +170,7 @@ static void check_sight(struct ck_sight *sight, cellkv_cache *cache, const int64
 }
 
 static void place(cellkv_cache *cache, const int64_t *seqs, int32_t n) {
-    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, n));
+    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, n, 0));
 }
 
 /* ---- hand-made ---- */

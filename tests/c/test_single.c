@@ -232,14 +232,14 @@ static void test_only_what_was_written_counts(void) {
     cellkv_cache *cache = new_small_single();
     int64_t a = open_with(cache, 20);
     const int64_t seqs[8] = {a, a, a, a, a, a, a, a};
-    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 8));
+    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 8, 0));
     ck_cells_rollback_step(cache->cells);
     check_reach(cache, a, 17);
-    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 8));
+    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 8, 0));
     ck_cells_begin_write(cache->cells, 0, 3); /* the first slice; then the forward fails */
     CHECK_OK(cellkv_cache_undo_step(cache, 0));
     CHECK_EQUAL(next_pos_of(cache, a), 20);
-    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 8));
+    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 8, 0));
     ck_cells_begin_write(cache->cells, 0, 3);
     ck_cells_begin_write(cache->cells, 3, 3);
     CHECK_REFUSED(cellkv_cache_undo_step(cache, 2), CELLKV_ERROR_TRIMMED, "reached is 23");

@@ -154,7 +154,7 @@ static void test_position_that_does_not_continue_is_refused_and_named(void) {
     cellkv_cache_free(cache);
 }
 
-static void test_the_lowest_free_cells_are_given(void) {
+static void test_where_no_block_is_free_the_lowest_free_cells_are_given(void) {
     cellkv_cache *cache = new_cache(16, 3);
     int64_t a = open_with(cache, 4), b = open_with(cache, 3);
     CHECK_OK(cellkv_cache_remove(cache, a, 1, 3));
@@ -347,7 +347,7 @@ static void check_step_is(struct ck_cells *cells, int32_t n_tokens) {
 static void test_begin_step_declares_and_places_in_one_go(void) {
     cellkv_cache *cache = new_cache(16, 2);
     int64_t a = open_with(cache, 2), b = open_with(cache, 1);
-    CHECK_OK(ck_cells_begin_step(cache->cells, (int64_t[]){b, a, b}, NULL, 3));
+    CHECK_OK(ck_cells_begin_step(cache->cells, (int64_t[]){b, a, b}, NULL, 3, 0));
     struct ck_step step = ck_cells_step(cache->cells);
     CHECK_EQUAL(step.n_tokens, 3);
     const int32_t slots[] = {1, 0, 1}, positions[] = {1, 2, 2}, cells[] = {3, 4, 5};
@@ -365,12 +365,13 @@ static void test_refused_begin_step_keeps_the_control_planes_declaration(void) {
     int64_t a = open_with(cache, 2), b = open_with(cache, 1), seqs[6] = {a, a, a, a, a, a};
     declare_some(cache, a, b);
     struct ck_cells *cells = cache->cells;
-    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, NULL, 6), CELLKV_ERROR_OUT_OF_CELLS, NULL);
-    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, NULL, 0), CELLKV_ERROR_EMPTY_STEP, NULL);
-    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, (int32_t[]){7}, 1), CELLKV_ERROR_BAD_POSITION,
+    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, NULL, 6, 0), CELLKV_ERROR_OUT_OF_CELLS, NULL);
+    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, NULL, 0, 0), CELLKV_ERROR_EMPTY_STEP, NULL);
+    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, (int32_t[]){7}, 1, 0), CELLKV_ERROR_BAD_POSITION,
                   NULL);
     seqs[1] = -1;
-    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, NULL, 2), CELLKV_ERROR_UNKNOWN_SEQUENCE, NULL);
+    CHECK_REFUSED(ck_cells_begin_step(cells, seqs, NULL, 2, 0), CELLKV_ERROR_UNKNOWN_SEQUENCE,
+                  NULL);
     CHECK_EQUAL(declared(cache), 3);
     CHECK_OK(cellkv_cache_place(cache, (int32_t[]){2, 1, 3}, 3, NULL));
     cellkv_cache_free(cache);
@@ -380,7 +381,7 @@ static void test_rollback_restores_the_declaration_that_begin_step_used(void) {
     cellkv_cache *cache = new_cache(16, 2);
     int64_t a = open_with(cache, 2), b = open_with(cache, 1);
     declare_some(cache, a, b);
-    CHECK_OK(ck_cells_begin_step(cache->cells, NULL, NULL, 3));
+    CHECK_OK(ck_cells_begin_step(cache->cells, NULL, NULL, 3, 0));
     CHECK_EQUAL(declared(cache), 0);
     ck_cells_rollback_step(cache->cells);
     CHECK_EQUAL(declared(cache), 3);
@@ -394,7 +395,7 @@ static void test_rollback_restores_the_declaration_that_begin_step_replaced(void
     cellkv_cache *cache = new_cache(16, 2);
     int64_t a = open_with(cache, 2), b = open_with(cache, 1);
     declare_some(cache, a, b);
-    CHECK_OK(ck_cells_begin_step(cache->cells, (int64_t[]){b, b}, NULL, 2));
+    CHECK_OK(ck_cells_begin_step(cache->cells, (int64_t[]){b, b}, NULL, 2, 0));
     ck_cells_rollback_step(cache->cells);
     CHECK_EQUAL(declared(cache), 3);
     CHECK_OK(cellkv_cache_place(cache, (int32_t[]){2, 1, 3}, 3, NULL));
@@ -405,7 +406,7 @@ static void test_rollback_restores_the_declaration_that_begin_step_replaced(void
 static void test_rollback_restores_the_undo_of_the_step_before(void) {
     cellkv_cache *cache = new_cache(16, 2);
     int64_t a = open_with(cache, 2), b = open_with(cache, 4);
-    CHECK_OK(ck_cells_begin_step(cache->cells, (int64_t[]){a, a}, NULL, 2));
+    CHECK_OK(ck_cells_begin_step(cache->cells, (int64_t[]){a, a}, NULL, 2, 0));
     ck_cells_rollback_step(cache->cells);
     check_step_is(cache->cells, 4);
     CHECK_OK(cellkv_cache_undo_step(cache, 1));
@@ -417,7 +418,7 @@ static void test_rollback_restores_the_undo_of_the_step_before(void) {
 static void test_rollback_restores_that_there_was_no_step(void) {
     cellkv_cache *cache = new_cache(16, 2);
     int64_t a = open_sequence(cache);
-    CHECK_OK(ck_cells_begin_step(cache->cells, &a, NULL, 1));
+    CHECK_OK(ck_cells_begin_step(cache->cells, &a, NULL, 1, 0));
     ck_cells_rollback_step(cache->cells);
     CHECK_REFUSED(cellkv_cache_undo_step(cache, 0), CELLKV_ERROR_NOTHING_TO_UNDO, NULL);
     CHECK_REFUSED(cellkv_cache_place(cache, NULL, 1, NULL), CELLKV_ERROR_NOT_DECLARED, NULL);
@@ -468,7 +469,7 @@ static void test_freed_cells_that_a_step_has_written_leave_the_list(void) {
 static void test_undone_cells_are_freed_ones_and_rolled_back_ones_are_not(void) {
     cellkv_cache *cache = new_cache(16, 4);
     int64_t a = open_with(cache, 2);
-    CHECK_OK(ck_cells_begin_step(cache->cells, &a, NULL, 1));
+    CHECK_OK(ck_cells_begin_step(cache->cells, &a, NULL, 1, 0));
     ck_cells_rollback_step(cache->cells);
     check_freed(cache, NULL, 0);
     extend(cache, a, 2);
@@ -487,7 +488,7 @@ int main(void) {
     RUN(test_refused_declaration_keeps_the_earlier_one_and_a_good_one_replaces_it);
     RUN(test_tokens_continue_their_sequences_within_the_step);
     RUN(test_position_that_does_not_continue_is_refused_and_named);
-    RUN(test_the_lowest_free_cells_are_given);
+    RUN(test_where_no_block_is_free_the_lowest_free_cells_are_given);
     RUN(test_every_cell_of_the_capacity_can_be_placed);
     RUN(test_sequence_cannot_grow_past_the_last_position);
     RUN(test_undo_gives_back_the_steps_tokens_from_n_keep_on);

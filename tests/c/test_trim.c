@@ -51,7 +51,7 @@ static void test_window_of_one_keeps_the_last_cell(void) {
     CHECK_EQUAL(trim(cache), 0);
     CHECK_EQUAL(next_pos_of(cache, a), 5);
     extend(cache, a, 2);
-    CHECK_CELLS(cache, a, {4, 4}, {0, 5}, {1, 6});
+    CHECK_CELLS(cache, a, {4, 4}, {5, 5}, {6, 6});
     CHECK_OK(cellkv_cache_rewind(cache, a, 5)); /* its token at 5 sees only itself */
     CHECK_EQUAL(next_pos_of(cache, a), 5);
     CHECK_REFUSED(cellkv_cache_rewind(cache, a, 4), CELLKV_ERROR_TRIMMED,
@@ -125,7 +125,7 @@ static void test_removals_before_the_end_stay_legal_after_a_trim(void) {
     trim(cache);
     extend(cache, a, 3);
     CHECK_OK(cellkv_cache_remove(cache, a, 2, 9)); /* positions 7 and 8 were left of it */
-    CHECK_CELLS(cache, a, {9, 9}, {0, 10}, {1, 11}, {2, 12});
+    CHECK_CELLS(cache, a, {9, 9}, {10, 10}, {11, 11}, {12, 12});
     CHECK_REFUSED(cellkv_cache_remove(cache, a, 9, 13), CELLKV_ERROR_TRIMMED, NULL);
     CHECK_OK(cellkv_cache_remove(cache, a, 11, 13));
     CHECK_EQUAL(next_pos_of(cache, a), 11);
