@@ -25,6 +25,7 @@ class Layout(NamedTuple):
 
     n_pieces: int
     n_runs: int
+    n_looked_at: int  # rows, seen or not, once for each query
 
 
 def limit_layouts(executor: cellkv.Executor, limit: Limit) -> None:
@@ -35,7 +36,7 @@ def limit_layouts(executor: cellkv.Executor, limit: Limit) -> None:
 
 def last_layout(executor: cellkv.Executor, window: int = 0) -> Layout:
     """Return the last step's layout for the cache's `window`-th distinct window."""
-    counts = (ctypes.c_int32(), ctypes.c_int32())
+    counts = (ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int64())
     with executor._owned as address:
         _library.cellkv_test_count_layout(
             ctypes.c_void_p(address), window, *map(ctypes.byref, counts)

@@ -255,7 +255,7 @@ static void test_sequences_apart_are_a_piece_each(void) {
     for (int s = 0; s < 16; s++) { /* the 1024th again, one step for all */
         CHECK_OK(cellkv_cache_rewind(cache, seqs[s], 1023));
     }
-    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 16));
+    CHECK_OK(ck_cells_begin_step(cache->cells, seqs, NULL, 16, 0));
     struct ck_sight sight = {0};
     struct ck_layout layout = {0};
     CHECK_OK(ck_sight_build(&sight, cache->cells, 0, 16, 0));
