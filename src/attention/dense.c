@@ -15,11 +15,23 @@ struct ggml_tensor *ck_dense_new_mask(struct ggml_context *context,
                                  : ggml_new_tensor_1d(context, GGML_TYPE_F16, layout->mask_size);
 }
 
+/* The nodes of one update-and-attend as they are made. */
+struct maker {
+    struct ggml_context *context;
+    const struct ck_dense_op *op;
+    struct ggml_tensor *written_k, *written_v;
+    ck_take_node take;
+    void *taker;
+};
+
 /* ---- what a piece reads ---- */
 
+/* `first` may be before the rows, if those are a view of more: ggml adds up offsets as size_t, in
+ * which a negative one wraps to what it should be. */
 static struct ggml_tensor *view_rows(struct ggml_context *context, struct ggml_tensor *rows,
                                      int64_t first, int64_t n) {
-    return ggml_view_2d(context, rows, rows->ne[0], n, rows->nb[1], (size_t)first * rows->nb[1]);
+    return ggml_view_2d(context, rows, rows->ne[0], n, rows->nb[1],
+                        (size_t)(first * (int64_t)rows->nb[1]));
 }
 
 static const struct ck_row_run *longest_run(const struct ck_row_run *runs, int32_t n_runs) {
@@ -33,41 +45,41 @@ static const struct ck_row_run *longest_run(const struct ck_row_run *runs, int32
 /* The rows of several runs, one after the other: [width, extent]. ggml has no op that makes this of
  * rows of blocks, so one run is copied together with as many of its neighbours as there will be
  * rows of the other runs, which are then copied over those. It has that many neighbours: the runs
- * before it fit into the rows before it, those after it into the rows after it. */
-static struct ggml_tensor *gather(struct ggml_context *context, struct ggml_tensor *written,
-                                  const struct ck_layout_piece *piece,
-                                  const struct ck_row_run *runs, ck_take_node take, void *taker) {
-    const struct ck_row_run *first = longest_run(runs, piece->n_runs);
-    const int64_t begin = first->first_row - first->first_column;
+ * before it fit into the rows before it, those after it into the rows after it. Each copy goes into
+ * a view of the last one's result, and attention reads such a view: that is their order. */
+static struct ggml_tensor *gather(const struct maker *maker, struct ggml_tensor *written,
+                                  const struct ck_layout_piece *piece) {
+    const struct ck_row_run *runs = maker->op->layout->runs + piece->first_run;
+    const struct ck_row_run *longest = longest_run(runs, piece->n_runs);
+    const int64_t begin = longest->first_row - longest->first_column;
     assert(begin >= 0 && begin + piece->extent <= written->ne[1]);
-    struct ggml_tensor *copy =
+    struct ggml_context *context = maker->context;
+    struct ggml_tensor *last =
         ggml_cont(context, view_rows(context, written, begin, piece->extent));
-    take(taker, copy);
+    int64_t column = 0; /* of the copy, where `last` begins */
+    maker->take(maker->taker, last);
     for (const struct ck_row_run *run = runs; run < runs + piece->n_runs; run++) {
-        if (run != first) {
-            take(taker, ggml_cpy(context, view_rows(context, written, run->first_row, run->n_rows),
-                                 view_rows(context, copy, run->first_column, run->n_rows)));
+        if (run != longest) {
+            struct ggml_tensor *from = view_rows(context, written, run->first_row, run->n_rows);
+            last = ggml_cpy(context, from,
+                            view_rows(context, last, run->first_column - column, run->n_rows));
+            column = run->first_column;
+            maker->take(maker->taker, last);
         }
     }
-    return copy;
+    return view_rows(context, last, -column, piece->extent);
 }
 
 /* The piece's rows of K or V, head by head: [head_dim, extent, n_heads]. All reading goes through
  * the result of the write, so that it can only come after it. */
-static struct ggml_tensor *read_heads(struct ggml_context *context, struct ggml_tensor *written,
-                                      int64_t head_dim, int64_t n_heads,
-                                      const struct ck_layout *layout,
-                                      const struct ck_layout_piece *piece, ck_take_node take,
-                                      void *taker) {
-    const struct ck_row_run *runs = layout->runs + piece->first_run;
-    struct ggml_tensor *rows = written;
-    size_t offset = (size_t)runs->first_row * written->nb[1];
-    if (piece->n_runs > 1) {
-        rows = gather(context, written, piece, runs, take, taker);
-        offset = 0;
-    }
-    return ggml_view_3d(context, rows, head_dim, piece->extent, n_heads, rows->nb[1],
-                        ggml_row_size(rows->type, head_dim), offset);
+static struct ggml_tensor *read_heads(const struct maker *maker, struct ggml_tensor *written,
+                                      int64_t head_dim, const struct ck_layout_piece *piece) {
+    const struct ck_row_run *run = &maker->op->layout->runs[piece->first_run];
+    const bool is_copy = piece->n_runs > 1;
+    struct ggml_tensor *rows = is_copy ? gather(maker, written, piece) : written;
+    return ggml_view_3d(maker->context, rows, head_dim, piece->extent, maker->op->layer->n_kv_heads,
+                        rows->nb[1], ggml_row_size(rows->type, head_dim),
+                        is_copy ? 0 : (size_t)run->first_row * rows->nb[1]);
 }
 
 static struct ggml_tensor *view_queries(struct ggml_context *context, struct ggml_tensor *q,
@@ -91,27 +103,14 @@ static struct ggml_tensor *view_mask(struct ggml_context *context, struct ggml_t
 
 /* ---- attending ---- */
 
-/* The nodes of one update-and-attend as they are made. */
-struct maker {
-    struct ggml_context *context;
-    const struct ck_dense_op *op;
-    struct ggml_tensor *written_k, *written_v;
-    ck_take_node take;
-    void *taker;
-};
-
 static struct ggml_tensor *attend_piece(const struct maker *maker,
                                         const struct ck_layout_piece *piece) {
     const struct ck_dense_op *op = maker->op;
     const cellkv_layer *layer = op->layer;
     struct ggml_context *context = maker->context;
     struct ggml_tensor *q = ggml_permute(context, view_queries(context, op->q, piece), 0, 2, 1, 3);
-    struct ggml_tensor *k =
-        read_heads(context, maker->written_k, layer->head_dim_k, layer->n_kv_heads, op->layout,
-                   piece, maker->take, maker->taker);
-    struct ggml_tensor *v =
-        read_heads(context, maker->written_v, layer->head_dim_v, layer->n_kv_heads, op->layout,
-                   piece, maker->take, maker->taker);
+    struct ggml_tensor *k = read_heads(maker, maker->written_k, layer->head_dim_k, piece);
+    struct ggml_tensor *v = read_heads(maker, maker->written_v, layer->head_dim_v, piece);
     struct ggml_tensor *attention =
         ggml_flash_attn_ext(context, q, k, v, view_mask(context, op->mask, piece),
                             op->params->scale, 0.0f, op->params->soft_cap);
@@ -148,8 +147,8 @@ struct ggml_tensor *ck_dense_attend(struct ggml_context *context, const struct c
 }
 
 size_t ck_dense_extra_tensors(const struct ck_layout *layout) {
-    /* Views of q, K, V and the mask, q permuted, attention, concatenation; in a copy of K or V, a
-     * view and the copy, and for each further run two views and a copy. */
+    /* Views of q, K, V and the mask, q permuted, attention, concatenation. In a copy of K or of V,
+     * a view and a copy; for each further run two views and a copy; and a view of the whole. */
     const size_t by_pieces = 7 * (size_t)(layout->n_pieces - 1);
     return layout->n_runs > layout->n_pieces ? by_pieces + 6 * (size_t)layout->n_runs : by_pieces;
 }

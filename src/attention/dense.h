@@ -26,8 +26,7 @@ struct ck_dense_op {
     const cellkv_attend_params *params;
 };
 
-/* Called with each node that must run on the layer's device, in an order in which they can run, and
- * which must be kept: attention reads copies without saying so to ggml. */
+/* Called with each node that must run on the layer's device, sources first. */
 typedef void (*ck_take_node)(void *taker, struct ggml_tensor *node);
 
 /* F16, 0 where seen, else -inf: [extent, n_queries] of a single piece, else all pieces' masks one
