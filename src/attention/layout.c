@@ -10,14 +10,16 @@
 #include "storage/storage.h"
 
 /* Costs are in units of one query looking at one block of rows that it sees nothing of, which is
- * what a layout saves; what a query does see costs the same in every layout. Measured on the CPU, 9
- * query heads on 3 of K and V, width 64, f16: a row of a mask takes all heads about 20 ns, copying
- * a row of K and of V 85 ns. */
+ * what a layout saves; what a query does see costs the same in every layout. That is so on the CPU,
+ * where ggml looks at the mask first, for each head and row; other devices may compute what they
+ * then mask, which makes pieces worth more. */
 enum {
     /* A call of its own: a few nodes more, each a barrier for the threads, or a device's launch. */
     CALL_COST = 4,
-    /* Copying a block of K and of V. */
-    GATHER_COST = 4,
+    /* Copying a block of K and of V. Measured on the CPU with 9 query heads on 3 of K and V, width
+     * 64, f16: less than looking at it, while rows of others between its own, which all fall to one
+     * of the threads, cost a single query more. Where memory is slower it may be 4 or so. */
+    GATHER_COST = 1,
     /* Each run of a copy: two nodes. */
     RUN_COST = 1,
     /* The pieces must save a quarter of what one call costs: an estimate of less is not worth more

@@ -272,51 +272,58 @@ static void test_sequences_apart_are_a_piece_each(void) {
     cellkv_cache_free(cache);
 }
 
-/* A prefix of `shared` blocks, two queries, each with a block of its own somewhere. */
-static void make_clones(int32_t shared, int32_t own0, int32_t own1) {
+/* A prefix of `shared` blocks, two queries, each with n_own blocks of its own somewhere. */
+static void make_clones(int32_t shared, int32_t n_own, int32_t own0, int32_t own1) {
     start_example(2);
     add_segment();
     add_cells(0, shared * BLOCK);
     see_all(0);
     see_all(1);
-    add_sequence(0, own0 * BLOCK, 100);
-    add_sequence(1, own1 * BLOCK, 100);
+    add_sequence(0, own0 * BLOCK, n_own * BLOCK - 100);
+    add_sequence(1, own1 * BLOCK, n_own * BLOCK - 100);
 }
 
 static void test_clones_of_a_long_prefix_are_one_piece_where_that_is_cheaper(void) {
     struct ck_layout layout = {0};
-    make_clones(8, 8, 9); /* together 10 blocks, twice; apart 9 and 10, and another call */
+    make_clones(8, 1, 8, 9); /* together 10 blocks, twice; apart 9 and 10, and another call */
     build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.pieces[0].extent, 10 * BLOCK);
-    make_clones(1, 1, 20); /* the first would have to read all the way to the other's */
+    make_clones(1, 6, 1, 20); /* each would have to read the other's */
     build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 2);
     ck_layout_free(&layout);
 }
 
-static void test_many_queries_are_worth_a_copy_and_few_are_not(void) {
-    struct ck_layout layout = {0};
-    start_example(1);
-    add_sequence(0, 0, 4 * BLOCK);
-    add_cells(20 * BLOCK, 10);
-    example.views[0].end += 10;
-    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
-    CHECK_EQUAL(layout.n_runs, 1); /* in place, over what is between */
-    CHECK_EQUAL(layout.pieces[0].extent, 21 * BLOCK);
-    start_example(20);
+/* Queries that see four blocks from the first on and the start of another. */
+static void make_two_runs(int32_t n_queries, int32_t other_block) {
+    start_example(n_queries);
     add_segment();
     add_cells(0, 4 * BLOCK);
-    add_cells(20 * BLOCK, 20);
-    for (int32_t q = 0; q < 20; q++) {
+    add_cells(other_block * BLOCK, n_queries);
+    for (int32_t q = 0; q < n_queries; q++) {
         add_view(q, 0, 4 * BLOCK + 1 + q);
     }
+}
+
+static void test_runs_are_copied_unless_little_is_between_them(void) {
+    struct ck_layout layout = {0};
+    make_two_runs(1, 5); /* a block between: one query looks at it */
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
+    CHECK_EQUAL(layout.n_runs, 1);
+    CHECK_EQUAL(layout.pieces[0].extent, 6 * BLOCK);
+    make_two_runs(20, 5); /* but not many */
     build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, 1);
     CHECK_EQUAL(layout.n_runs, 2);
     CHECK_EQUAL(layout.pieces[0].extent, 5 * BLOCK);
+    make_two_runs(1, 20); /* nor one at more of them */
+    build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
+    CHECK_EQUAL(layout.n_runs, 2);
+    CHECK_EQUAL(layout.pieces[0].extent, 5 * BLOCK);
     build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_IN_PLACE);
     CHECK_EQUAL(layout.n_runs, 1);
+    CHECK_EQUAL(layout.pieces[0].extent, 21 * BLOCK);
     ck_layout_free(&layout);
 }
 
@@ -421,7 +428,7 @@ int main(void) {
     RUN(test_a_short_sequence_among_others_reads_its_own_run);
     RUN(test_sequences_apart_are_a_piece_each);
     RUN(test_clones_of_a_long_prefix_are_one_piece_where_that_is_cheaper);
-    RUN(test_many_queries_are_worth_a_copy_and_few_are_not);
+    RUN(test_runs_are_copied_unless_little_is_between_them);
     RUN(test_sequences_in_the_same_blocks_are_one_call);
     RUN(test_more_pieces_than_the_limit_are_one_call);
     RUN(test_a_window_reads_only_its_own_blocks);
