@@ -1,7 +1,8 @@
-"""What does dense attention gain by reading each sequence's own blocks of rows instead of all rows?
+"""What does dense attention gain where sequences have blocks of rows of their own?
 
-Of the graph's compute by `compute_us`, two threads, K and V in f16, on the CPU or on `--device`.
-The ragged op's time is beside them where the device is the CPU.
+One call over all rows, cells of the sequences mixed as they were computed by turns; one call over
+cells in blocks; and a piece for each sequence or group. Of the graph's compute by `compute_us`, two
+threads, K and V in f16, on the CPU or on `--device`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 import cellkv
-from attention import N_THREADS, N_VOCAB, SMOLLM2, Case, contender, table_cache
+from attention import N_THREADS, SMOLLM2, Case, contender, table_cache
 from figures import Figures
-from layouts import Limit, last_layout, limit_layouts
-from turns import take_turns
+from layouts import Layout, Limit, last_layout, limit_layouts
+from turns import Contender, take_turns
 
 BLOCK = 256
 N_SEQS = (1, 4, 16, 32)
 QUESTION = f"dense attention: {SMOLLM2}; sequences x context"
+
+
+# The first is what a step of mixed cells costs without either.
+WAYS = (
+    ("one call, mixed", Limit.ONE_CALL, True),
+    ("one call", Limit.ONE_CALL, False),
+    ("", Limit.COPIES, False),
+)
 
 
 def in_one_run(case: Case) -> np.ndarray:
@@ -42,14 +51,39 @@ CASES = {
 }
 
 
-def fill(
-    executor: cellkv.Executor, cache: cellkv.Cache, case: Case, order: Callable[[Case], np.ndarray]
-) -> np.ndarray:
+def prevent_blocks(cache: cellkv.Cache) -> None:
+    """Leaves no block of cells wholly free: a sequence has one cell of each."""
+    seq, capacity = cache.open(), cache.stats.capacity
+    cache.extend(seq, capacity)
+    cache.place()
+    for first in range(0, capacity, BLOCK):
+        cache.remove(seq, first, first + BLOCK - 1)
+
+
+def fill(cache: cellkv.Cache, case: Case, order: Callable[[Case], np.ndarray]) -> np.ndarray:
+    """Place the sequences' tokens. Their K and V remain zero, which takes as long to attend to."""
     seqs = np.array([cache.open() for _ in range(case.n_seqs)])
     owners = seqs[order(case)]
-    tokens = np.random.default_rng(1).integers(0, N_VOCAB, len(owners))
-    executor.run(tokens, owners, outputs=[])
+    cache.declare(owners)
+    cache.place()
     return seqs
+
+
+def filled_contender(
+    stack: contextlib.ExitStack, case: Case, words: str, device: str, limit: Limit, mixed: bool
+) -> tuple[Contender, Layout]:
+    n_cells = case.n_seqs * (case.context // BLOCK + 2) * BLOCK
+    program, cache = stack.enter_context(table_cache(SMOLLM2, n_cells, device=device))
+    executor = stack.enter_context(
+        cellkv.Executor(program.address, cache, strategy="dense", n_threads=N_THREADS)
+    )
+    limit_layouts(executor, limit)
+    if mixed:
+        prevent_blocks(cache)
+    seqs = fill(cache, case, by_turns if mixed else CASES[words][0])
+    made = contender(executor, cache, seqs, case.n_new)
+    made.seconds("compute_us")
+    return made, last_layout(executor)
 
 
 @pytest.mark.parametrize("n_new", [1, 4])
@@ -63,29 +97,14 @@ def bench_dense_layout(
     n_seqs: int,
     n_new: int,
 ) -> None:
-    order, context = CASES[words]
     device = request.config.option.device
-    case = Case(n_seqs, context, n_new=n_new)
-    n_cells = n_seqs * (context // BLOCK + 2) * BLOCK
-    strategies = ("dense", "dense", "ragged") if device == "CPU" else ("dense", "dense")
+    case = Case(n_seqs, CASES[words][1], n_new=n_new)
     with contextlib.ExitStack() as stack:
-        program, cache = stack.enter_context(table_cache(SMOLLM2, n_cells, device=device))
-        made = [
-            stack.enter_context(
-                cellkv.Executor(program.address, cache, strategy=strategy, n_threads=N_THREADS)
-            )
-            for strategy in strategies
-        ]
-        limit_layouts(made[0], Limit.ONE_CALL)
-        seqs = fill(made[-1], cache, case, order)
-        made[1].run(np.zeros(n_seqs * n_new, int), np.repeat(seqs, n_new), outputs=[])
-        layout = last_layout(made[1])
-        cache.undo_step()
-        names = ["one call", f"{layout.n_pieces} pieces, {layout.n_runs} runs", "ragged"]
-        contenders = {
-            name: contender(executor, cache, seqs, n_new)
-            for name, executor in zip(names, made, strict=False)
-        }
+        contenders = {}
+        for name, limit, mixed in WAYS:
+            made, layout = filled_contender(stack, case, words, device, limit, mixed)
+            shown = f"{layout.n_pieces} pieces, {layout.n_runs} runs"
+            contenders[name or shown] = made
         seconds, _ = benchmark.pedantic(take_turns, (contenders, "compute_us"), rounds=1)
     for name, times in seconds.items():
         figures.add(QUESTION, f"{case}, {words}", name, times, n_seqs * n_new)

@@ -17,9 +17,11 @@ enum {
     /* A call of its own: a few nodes more, each a barrier for the threads, or a device's launch. */
     CALL_COST = 4,
     /* Copying a block of K and of V. Measured on the CPU with 9 query heads on 3 of K and V, width
-     * 64, f16: less than looking at it, while rows of others between its own, which all fall to one
-     * of the threads, cost a single query more. Where memory is slower it may be 4 or so. */
+     * 64, f16: less than looking at it. Where memory is slower it may be 4 or so. */
     GATHER_COST = 1,
+    /* Each block between a piece's own that it looks past: ggml gives each thread a range of the
+     * rows where there is one query, and to such a thread nothing to do. */
+    GAP_COST = 4,
     /* Each run of a copy: two nodes. */
     RUN_COST = 1,
     /* The pieces must save a quarter of what one call costs: an estimate of less is not worth more
@@ -102,7 +104,8 @@ static struct reach measure(const uint8_t *blocks, int32_t n_blocks) {
 }
 
 static int64_t cost_in_place(const struct reach *reach, int32_t n_queries) {
-    return CALL_COST + (int64_t)n_queries * (reach->end - reach->first);
+    const int64_t n_gaps = reach->end - reach->first - reach->n_blocks;
+    return CALL_COST + (int64_t)n_queries * (reach->n_blocks + GAP_COST * n_gaps);
 }
 
 static int64_t cost_gathered(const struct reach *reach, int32_t n_queries) {
@@ -229,7 +232,7 @@ static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_b
 /* Whether there are pieces that are worth it: false, too, where there is no memory. */
 static bool cut(struct ck_layout *layout, const struct ck_sight *sight, int32_t n_blocks,
                 enum ck_layout_limit limit, bool *has_memory) {
-    const struct reach all = {.end = n_blocks};
+    const struct reach all = {.end = n_blocks, .n_blocks = n_blocks};
     const int64_t cost_of_one = cost_in_place(&all, sight->n_queries);
     int64_t cost;
     *has_memory = reserve_scratch(layout, sight->n_queries, n_blocks);
@@ -246,7 +249,7 @@ cellkv_status ck_layout_build(struct ck_layout *layout, const struct ck_sight *s
                               int32_t extent, enum ck_layout_limit limit) {
     assert(extent > 0 && extent % CK_ROW_PADDING == 0);
     const int32_t n_blocks = extent / CK_ROW_PADDING;
-    const struct reach all = {.end = n_blocks};
+    const struct reach all = {.end = n_blocks, .n_blocks = n_blocks};
     bool has_memory = true;
     clear(layout);
     if (limit != CK_LAYOUT_ONE_CALL && cut(layout, sight, n_blocks, limit, &has_memory)) {
