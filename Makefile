@@ -6,17 +6,17 @@
 #   PYTEST_FLAGS  more flags for pytest
 #   MESON_FLAGS   more flags for meson setup
 #   PEER_FLAGS    flags for bench/peer/compare.py: --quick, --cases 16x1024/960, --figures FILE, ...
-#   PEER_PYTHON, LLAMAFILE_PYTHON
-#                 interpreters that have llama.cpp, and a ggml with llamafile's kernels; else
-#                 `make bench-peer` makes .venv-peer and .venv-llamafile
+#   PEER_PYTHON   an interpreter that has llama.cpp; else `make bench-peer` makes .venv-peer
+#   GGML_PYTHON   one whose libggml-python has RPC and llamafile's kernels; else `make bench-peer` and
+#                 `make test-devices` make .venv-ggml
 #   CI            set: compiler warnings are errors
 
 SHELL  := /bin/bash
 PYTHON ?= python3
 GGML   ?= auto
 SUITE  ?= tests
-PEER_PYTHON      ?= .venv-peer/bin/python
-LLAMAFILE_PYTHON ?= .venv-llamafile/bin/python
+PEER_PYTHON ?= .venv-peer/bin/python
+GGML_PYTHON ?= .venv-ggml/bin/python
 
 venv  := .venv
 bin   := $(venv)/bin
@@ -33,7 +33,8 @@ c_files  = $(shell find include src tests/c tests/consumer examples bench -name 
 
 .DELETE_ON_ERROR:
 .PRECIOUS: $(venv)/.has-% $(build)/%/build.ninja
-.PHONY: help build demo test bench bench-peer lint format test-sanitize test-threads test-submodule test-wheel mutants clean
+.PHONY: help build demo test bench bench-peer lint format test-devices test-sanitize test-threads \
+	test-submodule test-wheel mutants clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' Makefile
@@ -61,21 +62,22 @@ $(venv)/.has-gemma3: | $(bin)/python
 
 models := $(venv)/.has-model $(venv)/.has-gemma3
 
-flags_release   := --buildtype=release
-flags_bench     := --buildtype=release -Dtests=true
-flags_llamafile := $(flags_bench) --native-file $(build)/llamafile.ini
-flags_debug     := --buildtype=debugoptimized -Dtests=true -Dexamples=true
-flags_sanitize  := --buildtype=debug -Doptimization=1 -Dtests=true -Dexamples=true \
+flags_release  := --buildtype=release
+flags_bench    := --buildtype=release -Dtests=true
+flags_peer     := $(flags_bench) --native-file $(build)/ggml.ini
+flags_debug    := --buildtype=debugoptimized -Dtests=true -Dexamples=true
+flags_devices  := $(flags_debug) --native-file $(build)/ggml.ini
+flags_sanitize := --buildtype=debug -Doptimization=1 -Dtests=true -Dexamples=true \
 	-Db_sanitize=address,undefined -Db_lundef=false -Dc_args=-fno-sanitize-recover=all
-flags_threads   := --buildtype=debug -Doptimization=1 -Dtests=true -Db_sanitize=thread -Db_lundef=false
+flags_threads  := --buildtype=debug -Doptimization=1 -Dtests=true -Db_sanitize=thread -Db_lundef=false
 
-$(build)/llamafile/build.ninja: override GGML := package
-$(build)/llamafile/build.ninja: $(build)/llamafile.ini
+$(build)/peer/build.ninja $(build)/devices/build.ninja: override GGML := package
+$(build)/peer/build.ninja $(build)/devices/build.ninja: $(build)/ggml.ini
 
 # Whose libggml-python is built with.
-$(build)/llamafile.ini: | $(LLAMAFILE_PYTHON)
+$(build)/ggml.ini: | $(GGML_PYTHON)
 	@mkdir -p $(@D)
-	@printf "[binaries]\npython = '%s'\n" $(abspath $(LLAMAFILE_PYTHON)) >$@
+	@printf "[binaries]\npython = '%s'\n" $(abspath $(GGML_PYTHON)) >$@
 
 $(build)/%/build.ninja: $(venv)/.has-build $(cmake)
 	@mkdir -p $(@D)
@@ -86,8 +88,9 @@ $(build)/%/build.ninja: $(venv)/.has-build $(cmake)
 built-%: $(build)/%/build.ninja
 	$(bin)/ninja -C $(build)/$* --quiet
 
-# llama.cpp, and the ggml that is compared with it: both built for AVX2, with llamafile's kernels.
-# llama.cpp takes some minutes. Each carries its own ggml: never load both in one process.
+# llama.cpp, and the ggml that is compared with it and has RPC: both built for AVX2, with llamafile's
+# kernels. llama.cpp takes some minutes, the other one or two. Each carries its own ggml: never load
+# both in one process.
 from_source := --quiet --disable-pip-version-check --no-cache-dir --no-binary
 
 .venv-peer/bin/python:
@@ -95,13 +98,14 @@ from_source := --quiet --disable-pip-version-check --no-cache-dir --no-binary
 	CMAKE_ARGS=-DGGML_NATIVE=OFF .venv-peer/bin/pip install $(from_source) llama-cpp-python \
 		llama-cpp-python==0.3.36 || { rm -rf .venv-peer; exit 1; }
 
-.venv-llamafile/bin/python: | $(venv)/.has-build
-	$(PYTHON) -m venv .venv-llamafile
-	.venv-llamafile/bin/pip install $(from_source) libggml-python \
+.venv-ggml/bin/python: | $(venv)/.has-build
+	$(PYTHON) -m venv .venv-ggml
+	.venv-ggml/bin/pip install $(from_source) libggml-python \
+		--config-settings cmake.define.GGML_RPC=ON \
 		--config-settings cmake.define.GGML_LLAMAFILE=ON \
 		--config-settings cmake.define.GGML_NATIVE=OFF \
 		"$$(grep ^libggml-python $(venv)/.has-build)" numpy || \
-		{ rm -rf .venv-llamafile; exit 1; }
+		{ rm -rf .venv-ggml; exit 1; }
 
 # ---- targets ----
 
@@ -117,9 +121,14 @@ test: built-debug $(venv)/.has-project $(venv)/.has-test $(models) ## every test
 bench: built-bench $(venv)/.has-project $(venv)/.has-bench $(venv)/.has-model ## the benchmarks
 	$(call in_tree,bench) $(bin)/pytest bench --benchmark-only $(PYTEST_FLAGS)
 
-bench-peer: built-llamafile $(venv)/.has-project $(venv)/.has-bench $(models) | $(PEER_PYTHON) ## beside llama.cpp, which it builds first
-	$(call in_tree,llamafile):$(CURDIR)/tests $(bin)/python bench/peer/compare.py \
-		--ours-python $(LLAMAFILE_PYTHON) --peer-python $(PEER_PYTHON) $(PEER_FLAGS)
+bench-peer: built-peer $(venv)/.has-project $(venv)/.has-bench $(models) | $(PEER_PYTHON) ## beside llama.cpp, which it builds first
+	$(call in_tree,peer):$(CURDIR)/tests $(bin)/python bench/peer/compare.py \
+		--ours-python $(GGML_PYTHON) --peer-python $(PEER_PYTHON) $(PEER_FLAGS)
+
+# A process has one connection to a server, which serves one at a time: no pytest -n here.
+device_suites := $(addprefix tests/test_,founding.py devices.py device_vectors.py device_traffic.py device_docs.py rpc_server.py)
+test-devices: built-devices $(venv)/.has-project $(venv)/.has-test $(models) ## suites on RPC servers, which they start
+	$(call in_tree,devices) $(bin)/pytest $(PYTEST_FLAGS) --devices=rpc $(device_suites)
 
 lint: $(venv)/.has-project $(venv)/.has-lint ## ruff, mypy, clang-format
 	$(bin)/ruff check

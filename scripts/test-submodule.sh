@@ -21,7 +21,7 @@ mkdir -p "$work/tree/third_party"
 mv "$work"/libggml_python-*/ggml "$work/tree/third_party/ggml"
 
 echo "== build"
-"$python" -m mesonbuild.mesonmain setup "$work/build" "$work/tree" -Dggml=submodule -Dtests=true \
+"$python" -m mesonbuild.mesonmain setup "$work/build" "$work/tree" -Dggml=submodule -Drpc=enabled -Dtests=true \
     >"$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 "$python" -m ninja -C "$work/build" --quiet
 case $(uname -s) in
@@ -40,6 +40,8 @@ echo "== C and Python"
 "$python" -m mesonbuild.mesonmain test -C "$work/build" --no-rebuild --print-errorlogs
 export PYTHONPATH="$work/tree/python"
 CELLKV_LIBRARY="$library" "$python" "$tree/tests/consumer/main.py"
-CELLKV_LIBRARY=$(ls "$work"/build/tests/c/libcellkv_table_program.*[!p]) \
-    "$python" -m pytest -q -p no:cacheprovider "$work/tree/tests/test_founding.py"
+export CELLKV_LIBRARY=$(ls "$work"/build/tests/c/libcellkv_table_program.*[!p])
+founding=("$python" -m pytest -q -p no:cacheprovider "$work/tree/tests/test_founding.py")
+"${founding[@]}"
+"${founding[@]}" --devices=rpc -k "f16 and kept"
 echo "test-submodule: passed"

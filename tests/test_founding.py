@@ -1,11 +1,13 @@
 """The founding suite: what cellkv exists for, against naive attention in float64.
 
-On every device present, for storage in floats and in blocks, graph caching on and off, every
-strategy, and starting from one row.
+On every device present (with --devices=rpc, on RPC servers), for storage in floats and in blocks,
+graph caching on and off, every strategy, and starting from one row. What a device cannot do, it has
+to refuse by name.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -18,9 +20,18 @@ from world import World
 MakeWorld = Callable[..., World]
 
 
-@pytest.fixture(params=cellkv.devices())
-def device(request: pytest.FixtureRequest) -> str:
-    return request.param
+def does_all(device: str) -> bool:
+    """Whether it attends over K and V of all types: an RPC server lends a CPU here."""
+    return device == "CPU" or device.startswith("rpc://")
+
+
+def check_refusal(refusal: cellkv.UnsupportedError, device: str, type_name: str) -> None:
+    """It names the layer, its device, and its types."""
+    words = str(refusal)
+    assert re.search(r"\blayer \d", words), words
+    name = r"\bRPC\d" if device.startswith("rpc://") else re.escape(device)  # as ggml calls them
+    assert re.search(name, words), words
+    assert words.count(f"type {type_name}") == 2, words
 
 
 @pytest.fixture(params=["f32", "f16", "q8_0", "q4_0"])
@@ -41,16 +52,21 @@ def make_world(
 
     def make(windows: tuple[int, ...] = (0, 0), **options: object) -> World:
         tables = random_tables(np.random.default_rng(1), windows)
-        world = World(
-            tables,
-            type_k=type_name,
-            type_v=type_name,
-            device=device,
-            reuse_graphs=reuse_graphs,
-            strategy=strategy,
-            n_threads=2,
-            **options,
-        )
+        try:
+            world = World(
+                tables,
+                type_k=type_name,
+                type_v=type_name,
+                device=device,
+                reuse_graphs=reuse_graphs,
+                strategy=strategy,
+                n_threads=2,
+                **options,
+            )
+        except cellkv.UnsupportedError as refusal:
+            assert not does_all(device)
+            check_refusal(refusal, device, type_name)
+            pytest.skip(f"refused by name: {refusal}")
         worlds.append(world)
         assert world.cache.stats.rows == 1
         return world
@@ -58,6 +74,20 @@ def make_world(
     yield make
     for world in worlds:
         world.__exit__(None, None, None)
+
+
+def test_ragged_is_done_by_the_cpu_and_refused_by_name_elsewhere(
+    device: str, type_name: str
+) -> None:
+    tables = random_tables(np.random.default_rng(1))
+    types = {"type_k": type_name, "type_v": type_name}
+    if device == "CPU":
+        with World(tables, device=device, strategy="ragged", **types) as world:
+            assert world.executor.stats.strategy is cellkv.Strategy.RAGGED
+        return
+    with pytest.raises(cellkv.UnsupportedError) as refusal:
+        World(tables, device=device, strategy="ragged", **types)
+    check_refusal(refusal.value, device, type_name)
 
 
 def test_sequences_prefilled_apart_decode_in_one_forward(make_world: MakeWorld) -> None:

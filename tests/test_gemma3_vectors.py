@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import recorded
-from cellkv import Cache, Executor, Model, NotWindowedError
+from cellkv import Cache, Model
 from recorded import CASES, N_STEPS, Case, read_cases
 
 WINDOW = 512
@@ -81,48 +81,12 @@ def test_alone(
     check(capsys, f"alone, {strategy}", case, np.concatenate(rows))
 
 
-def decode(executor: Executor, fed: list[tuple[int, list[int]]]) -> list[npt.NDArray[np.float32]]:
-    """Interleaved: each sequence takes its next token, one forward a step."""
-    seqs = [seq for seq, _ in fed]
-    rows = [executor.run(list(tokens), seqs) for tokens in zip(*(t for _, t in fed), strict=True)]
-    return list(np.stack(rows, axis=1))
-
-
 def test_among_six_sequences_longer_than_the_window(
     model: Model, cases: dict[str, Case], strategy: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Clones go on past the window and rewinds go back to before it: no cell is ever dropped."""
-    long, code = cases["long"], cases["code"]
     with (
         new_cache(model) as cache,
         model.executor(cache, n_threads=1, strategy=strategy) as executor,
     ):
-        a, b = cache.open(), cache.open()
-        starts = [(a, long.prompt[:-1]), (b, code.prompt[:-1] + long.prompt[1:521])]
-        pairs = [(token, seq) for seq, tokens in starts for token in tokens]
-        executor.run([token for token, _ in pairs], [seq for _, seq in pairs], outputs=[])
-        clone = cache.clone(a)
-        seqs = [a, b, clone, cache.clone(a, 600), cache.clone(b, 530), cache.clone(b)]
-        assert cache.stats.used_cells == len(pairs)
-        of_long, of_code = ([case.fed(step) for step in range(N_STEPS)] for case in (long, code))
-        other = long.prompt[300 : 300 + N_STEPS]
-
-        # All longer than the window. The first and its clone are what was recorded.
-        fed = [of_long, other, of_long, other[::-1], other, of_code]
-        rows = decode(executor, list(zip(seqs, fed, strict=True)))
-        assert min(cache.next_pos(seq) for seq in seqs) > WINDOW
-        assert cache.stats.used_cells == len(pairs) + 6 * N_STEPS
-        check(capsys, f"one of six, {strategy}", long, rows[0])
-        check(capsys, f"clone among six, {strategy}", long, rows[2])
-
-        # Back to where nothing is left of what the window showed at the end.
-        with pytest.raises(NotWindowedError, match="layer 5"):
-            cache.trim_windows()
-        for seq in (b, seqs[4]):
-            cache.rewind(seq, len(code.prompt) - 1)
-        cache.rewind(a, len(long.prompt) - 1)
-        fed = [of_long, of_code, other, other, of_code, other]
-        rows = decode(executor, list(zip(seqs, fed, strict=True)))
-        check(capsys, f"one of six again, {strategy}", long, rows[0])
-        for i in (1, 4):
-            check(capsys, f"rewound to before the window, {strategy}", code, rows[i])
+        for how, case, logits in recorded.among_six(cache, executor, cases, WINDOW):
+            check(capsys, f"{how}, {strategy}", case, logits)

@@ -74,40 +74,13 @@ def test_as_one_of_eight_interleaved_sequences(
     strategy: Literal["dense", "ragged"],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    chosen = [cases[name] for name in CASES]
-    prompts = [case.prompt for case in chosen]
-    prompts += [chosen[4].prompt[:100], chosen[1].prompt[3:], chosen[2].prompt[::-1]]
-    others = [chosen[0].greedy, chosen[3].greedy, chosen[4].greedy]
     with (
         model.new_cache(type_k="f32", type_v="f32", initial_rows=1, device="CPU") as cache,
         model.executor(cache, n_threads=1, strategy=strategy) as executor,
     ):
-        seqs = [cache.open() for _ in prompts]
-        tokens, owners = _interleave(prompts, seqs)
-        rows = [executor.run(tokens, owners)[[_rank(owners, seq) for seq in seqs]]]
-        for step in range(1, N_STEPS):
-            fed = [case.fed(step) for case in chosen] + [other[step - 1] for other in others]
-            rows.append(executor.run(fed, seqs))
-    logits = np.stack(rows, axis=1)
-    for case, of_case in zip(chosen, logits, strict=False):
-        check(capsys, f"one of eight, {strategy}", case, of_case)
-
-
-def _interleave(prompts: list[list[int]], seqs: list[int]) -> tuple[list[int], list[int]]:
-    """One token of each prompt in turn, while it lasts."""
-    longest = max(map(len, prompts))
-    pairs = [
-        (prompt[i], seq)
-        for i in range(longest)
-        for prompt, seq in zip(prompts, seqs, strict=True)
-        if i < len(prompt)
-    ]
-    return [token for token, _ in pairs], [seq for _, seq in pairs]
-
-
-def _rank(owners: list[int], seq: int) -> int:
-    """Which row of results by "last_of_each" is this sequence's."""
-    return list(dict.fromkeys(owners)).index(seq)
+        logits = recorded.one_of_eight(cache, executor, cases)
+    for name, of_case in logits.items():
+        check(capsys, f"one of eight, {strategy}", cases[name], of_case)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -41,7 +41,7 @@ class World:
         capacity: int = 4096,
         initial_rows: int = 1,
         max_step: int | None = None,
-        device: str | None = None,
+        device: str = "CPU",
         tolerance: float | None = None,
         n_threads: int = 1,
         **executor: object,

@@ -7,6 +7,7 @@
 #include "cells/error.h"
 #include "cells/memory.h"
 #include "storage/device.h"
+#include "view_order.h"
 
 enum {
     BASE_TENSORS = 256,
@@ -399,6 +400,7 @@ static cellkv_status describe(cellkv_graph *graph) {
     graph->nodes = ggml_new_graph_custom(graph->context, n, false);
     make_inputs(graph);
     run_build(graph);
+    ck_order_views(graph->nodes);
     if (graph->status == CELLKV_OK) {
         check_pins(graph);
         check_nodes(graph);

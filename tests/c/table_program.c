@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <cellkv/device.h>
 #include <ggml-alloc.h>
 #include <ggml-backend.h>
 #include <ggml.h>
@@ -15,14 +16,14 @@ struct layer {
     float scale;
     float soft_cap;
     struct ggml_tensor *q, *k, *v, *sinks;
+    struct ggml_context *context;
+    ggml_backend_buffer_t buffer; /* on the layer's device */
 };
 
 struct table_program {
     cellkv_program interface;
     struct layer *layers;
     cellkv_layer *shapes;
-    struct ggml_context *context;
-    ggml_backend_buffer_t buffer;
     enum table_fault fault;
     atomic_int n_references;
 };
@@ -141,8 +142,10 @@ static void release(void *context) {
     if (atomic_fetch_sub(&program->n_references, 1) > 1) {
         return;
     }
-    ggml_backend_buffer_free(program->buffer);
-    ggml_free(program->context);
+    for (int32_t l = 0; l < program->interface.n_layers; l++) {
+        ggml_backend_buffer_free(program->layers[l].buffer);
+        ggml_free(program->layers[l].context);
+    }
     free(program->layers);
     free(program->shapes);
     free(program);
@@ -164,14 +167,17 @@ static void describe_layer(struct table_program *program, int32_t index,
                             .n_heads = from->n_heads,
                             .scale = from->scale,
                             .soft_cap = from->soft_cap};
-    layer->q = ggml_new_tensor_2d(program->context, GGML_TYPE_F32,
+    const struct ggml_init_params params = {.mem_size = 4 * ggml_tensor_overhead(),
+                                            .no_alloc = true};
+    layer->context = ggml_init(params);
+    layer->q = ggml_new_tensor_2d(layer->context, GGML_TYPE_F32,
                                   (int64_t)from->n_heads * from->shape.head_dim_k, n_vocab);
     layer->k =
-        ggml_new_tensor_2d(program->context, GGML_TYPE_F32, kv * from->shape.head_dim_k, n_vocab);
+        ggml_new_tensor_2d(layer->context, GGML_TYPE_F32, kv * from->shape.head_dim_k, n_vocab);
     layer->v =
-        ggml_new_tensor_2d(program->context, GGML_TYPE_F32, kv * from->shape.head_dim_v, n_vocab);
+        ggml_new_tensor_2d(layer->context, GGML_TYPE_F32, kv * from->shape.head_dim_v, n_vocab);
     if (from->sinks != NULL) {
-        layer->sinks = ggml_new_tensor_1d(program->context, GGML_TYPE_F32, from->n_heads);
+        layer->sinks = ggml_new_tensor_1d(layer->context, GGML_TYPE_F32, from->n_heads);
     }
     program->shapes[index] = from->shape;
     program->interface.n_result += from->n_heads * from->shape.head_dim_v;
@@ -183,10 +189,23 @@ static void upload(struct ggml_tensor *tensor, const float *data) {
     }
 }
 
-struct table_program *table_program_new(const char *device_name, int32_t n_vocab,
+static void fill_layer(struct layer *layer, ggml_backend_dev_t device,
+                       const struct table_layer *from) {
+    layer->buffer = ggml_backend_alloc_ctx_tensors_from_buft(layer->context,
+                                                             ggml_backend_dev_buffer_type(device));
+    ggml_backend_buffer_set_usage(layer->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    upload(layer->q, from->q);
+    upload(layer->k, from->k);
+    upload(layer->v, from->v);
+    upload(layer->sinks, from->sinks);
+}
+
+struct table_program *table_program_new(const char *devices, int32_t n_vocab,
                                         const struct table_layer *layers, int32_t n_layers) {
-    ggml_backend_dev_t device = ggml_backend_dev_by_name(device_name ? device_name : "CPU");
-    if (device == NULL) {
+    ggml_backend_dev_t *of_layer = calloc((size_t)n_layers, sizeof(ggml_backend_dev_t));
+    if (cellkv_devices_of_layers(devices != NULL ? devices : "CPU", n_layers, of_layer) !=
+        CELLKV_OK) {
+        free(of_layer);
         return NULL;
     }
     struct table_program *program = calloc(1, sizeof *program);
@@ -200,22 +219,12 @@ struct table_program *table_program_new(const char *device_name, int32_t n_vocab
                                           .build = build,
                                           .retain = retain,
                                           .release = release};
-    struct ggml_init_params params = {.mem_size = 4 * (size_t)n_layers * ggml_tensor_overhead(),
-                                      .no_alloc = true};
-    program->context = ggml_init(params);
     atomic_init(&program->n_references, 1);
     atomic_fetch_add(&n_alive, 1);
     for (int32_t l = 0; l < n_layers; l++) {
         describe_layer(program, l, &layers[l]);
+        fill_layer(&program->layers[l], of_layer[l], &layers[l]);
     }
-    program->buffer = ggml_backend_alloc_ctx_tensors_from_buft(
-        program->context, ggml_backend_dev_buffer_type(device));
-    ggml_backend_buffer_set_usage(program->buffer, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    for (int32_t l = 0; l < n_layers; l++) {
-        upload(program->layers[l].q, layers[l].q);
-        upload(program->layers[l].k, layers[l].k);
-        upload(program->layers[l].v, layers[l].v);
-        upload(program->layers[l].sinks, layers[l].sinks);
-    }
+    free(of_layer);
     return program;
 }

@@ -23,9 +23,9 @@ struct table_layer {
 
 struct table_program;
 
-/* Copies the tables to the device (NULL: the CPU). NULL if it cannot. The caller's reference is
- * dropped by table_program_free; executors hold their own. */
-CELLKV_API struct table_program *table_program_new(const char *device, int32_t n_vocab,
+/* Copies each layer's tables to its device (a text as in cellkv/device.h; NULL: the CPU). NULL if
+ * it cannot. The caller's reference is dropped by table_program_free; executors hold their own. */
+CELLKV_API struct table_program *table_program_new(const char *devices, int32_t n_vocab,
                                                    const struct table_layer *layers,
                                                    int32_t n_layers);
 CELLKV_API void table_program_free(struct table_program *program);
