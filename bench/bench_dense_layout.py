@@ -1,7 +1,7 @@
 """What does dense attention gain where sequences have blocks of rows of their own?
 
 One call over all rows, cells of the sequences mixed as they were computed by turns; one call over
-cells in blocks; and a piece for each sequence or group. Of the graph's compute by `compute_us`, two
+cells in blocks; and a piece for each sequence or group. Of the whole step by `step_us`, two
 threads, K and V in f16, on the CPU or on `--device`.
 """
 
@@ -82,7 +82,7 @@ def filled_contender(
         prevent_blocks(cache)
     seqs = fill(cache, case, by_turns if mixed else CASES[words][0])
     made = contender(executor, cache, seqs, case.n_new)
-    made.seconds("compute_us")
+    made.seconds("step_us")
     return made, last_layout(executor)
 
 
@@ -105,6 +105,6 @@ def bench_dense_layout(
             made, layout = filled_contender(stack, case, words, device, limit, mixed)
             shown = f"{layout.n_pieces} pieces, {layout.n_runs} runs"
             contenders[name or shown] = made
-        seconds, _ = benchmark.pedantic(take_turns, (contenders, "compute_us"), rounds=1)
+        seconds, _ = benchmark.pedantic(take_turns, (contenders, "step_us"), rounds=1)
     for name, times in seconds.items():
         figures.add(QUESTION, f"{case}, {words}", name, times, n_seqs * n_new)
