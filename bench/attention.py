@@ -97,15 +97,19 @@ class Case(NamedTuple):
 
 @contextlib.contextmanager
 def table_cache(
-    shape: Shape, n_cells: int, max_seqs: int = 64, type_name: str = "f16"
+    shape: Shape,
+    n_cells: int,
+    max_seqs: int = 64,
+    type_name: str = "f16",
+    device: str | None = None,
 ) -> Iterator[tuple[TableProgram, cellkv.Cache]]:
     """A program of this shape and an empty cache for it, which won't have to grow."""
     tables = shape.tables()
-    program = TableProgram(tables)
+    program = TableProgram(tables, device)
     layers = cache_layers(tables, type_name, type_name)
     try:
         with cellkv.Cache(
-            layers, capacity=n_cells, initial_rows=n_cells, max_seqs=max_seqs
+            layers, capacity=n_cells, initial_rows=n_cells, max_seqs=max_seqs, device=device
         ) as cache:
             yield program, cache
     finally:

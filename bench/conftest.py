@@ -23,6 +23,7 @@ RUN = pytest.StashKey[Figures]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--figures", type=Path, help="write the figures to this file")
     parser.addoption("--machine", default="", help="the machine, in words, for that file")
+    parser.addoption("--device", default="CPU", help="where bench_dense_layout.py attends")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -22,6 +22,7 @@ import pytest
 import cellkv
 import tiny_gguf
 from cellkv import Cache, Executor, Layer, Model, WorkerDiedError
+from layouts import last_layout
 from recorded import Case, Float, read_cases, serving
 from rpc_servers import Server, free_port
 from rpc_wire import Wire
@@ -29,6 +30,7 @@ from table_program import random_tables
 from world import World
 
 N_LAYERS = 30  # of SmolLM2
+BLOCK = 256  # rows that a sequence has to itself where it can
 
 
 pytestmark = pytest.mark.usefixtures("with_servers")
@@ -56,6 +58,25 @@ def few_steps(path: Path, device: str, kv: Float, case: Case) -> npt.NDArray[np.
         cache.rewind(b, 20)
         rows.append(executor.run([*case.prompt[20:24], 5], [b, b, b, b, a], outputs="all"))
         return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("type_name", ["f32", "f16", "q8_0"])
+def test_sequences_in_blocks_of_their_own_are_attended_apart(device: str, type_name: str) -> None:
+    """In place and from copies of rows."""
+    tables = random_tables(np.random.default_rng(41), (0, 200))
+    with World(
+        tables, type_k=type_name, type_v=type_name, device=device, strategy="dense"
+    ) as world:
+        names = [f"s{i}" for i in range(8)]
+        world.open(*names)
+        for name in names:
+            world.prefill(name, BLOCK - 2)
+        layouts = []
+        for n_new in (1, 1, 1, 4):
+            world.step([name for name in names for _ in range(n_new)])
+            layouts.append(last_layout(world.executor))
+        assert layouts[0].n_pieces > 1
+        assert layouts[-1].n_runs > layouts[-1].n_pieces
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
-/* The dense strategy: ggml's flash attention over rows [0, extent), with a mask that renders sight.
- * Every query pays for everybody's cells; it runs wherever ggml has the op. */
+/* The dense strategy: ggml's flash attention, with a mask that renders sight. It runs wherever ggml
+ * has the op. A query pays for all the rows that its piece of the layout reads: at worst for
+ * everybody's cells. */
 #ifndef CELLKV_ATTENTION_DENSE_H
 #define CELLKV_ATTENTION_DENSE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <ggml-backend.h>
@@ -10,34 +12,39 @@
 
 #include <cellkv/executor.h>
 
-#include "cells/sight.h"
+#include "attention/layout.h"
 #include "storage/storage.h"
 
-/* The nodes of one update-and-attend. */
-struct ck_dense_nodes {
-    struct ggml_tensor *write_k;
-    struct ggml_tensor *write_v;
-    struct ggml_tensor *attention; /* F32 [head_dim_v, n_heads, n_tokens] */
+/* One update-and-attend. */
+struct ck_dense_op {
+    struct ggml_tensor *k_rows, *v_rows; /* as the storage has them */
+    const cellkv_layer *layer;
+    struct ggml_tensor *q, *k, *v; /* as cellkv_attend has checked them */
+    struct ggml_tensor *rows;      /* I64 [n_tokens], the tokens' cells */
+    struct ggml_tensor *mask;      /* by ck_dense_new_mask, rendered by ck_layout_render_mask */
+    const struct ck_layout *layout;
+    const cellkv_attend_params *params;
 };
 
-/* Builds them.
- *   q, k, v   as cellkv_attend has checked them
- *   rows      I64 [n_tokens], the tokens' cells
- *   mask      F16 [extent, n_tokens], 0 where seen, else -inf
- *   extent    a multiple of CK_ROW_PADDING, at most the rows of k_rows and v_rows */
-struct ck_dense_nodes ck_dense_attend(struct ggml_context *context, struct ggml_tensor *k_rows,
-                                      struct ggml_tensor *v_rows, const cellkv_layer *layer,
-                                      struct ggml_tensor *q, struct ggml_tensor *k,
-                                      struct ggml_tensor *v, struct ggml_tensor *rows,
-                                      struct ggml_tensor *mask, const cellkv_attend_params *params);
+/* Called with each node that must run on the layer's device, sources first. */
+typedef void (*ck_take_node)(void *taker, struct ggml_tensor *node);
 
-/* Renders sight as the mask: [extent, n_queries] half floats. Cost: O(extent * n_queries). */
-void ck_dense_render_mask(const struct ck_sight *sight, int32_t extent, ggml_fp16_t *mask);
+/* F16, 0 where seen, else -inf: [extent, n_queries] of a single piece, else all pieces' masks one
+ * after the other. */
+struct ggml_tensor *ck_dense_new_mask(struct ggml_context *context, const struct ck_layout *layout);
 
-/* Whether the storage's device runs exactly the ops that ck_dense_attend makes for each layer.
+/* Builds the nodes; returns the attention, F32 [head_dim_v, n_heads, n_tokens]. */
+struct ggml_tensor *ck_dense_attend(struct ggml_context *context, const struct ck_dense_op *op,
+                                    ck_take_node take, void *taker);
+
+/* How many tensors ck_dense_attend makes for this layout beyond those of one call. */
+size_t ck_dense_extra_tensors(const struct ck_layout *layout);
+
+/* Whether the storage's devices run exactly the ops that ck_dense_attend makes for each layer, in
+ * one call; *limit: and which layouts they can run beyond that.
  * Returns CELLKV_OK, CELLKV_ERROR_UNSUPPORTED (the message names layer, device and types) or
  * CELLKV_ERROR_OUT_OF_MEMORY. */
 cellkv_status ck_dense_probe(const struct ck_storage *storage, const cellkv_layer *layers,
-                             int32_t n_layers);
+                             int32_t n_layers, enum ck_layout_limit *limit);
 
 #endif

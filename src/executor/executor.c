@@ -142,7 +142,8 @@ static cellkv_status scratch_init(struct ck_scratch *scratch, int32_t max_batch,
                                   int32_t n_windows) {
     scratch->rows = ck_calloc((size_t)max_batch, sizeof *scratch->rows);
     scratch->steps = ck_calloc((size_t)n_windows, sizeof *scratch->steps);
-    if (scratch->rows == NULL || scratch->steps == NULL) {
+    scratch->layouts = ck_calloc((size_t)n_windows, sizeof *scratch->layouts);
+    if (scratch->rows == NULL || scratch->steps == NULL || scratch->layouts == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "executor: no memory");
     }
     return CELLKV_OK;
@@ -153,7 +154,11 @@ static void scratch_free(struct ck_scratch *scratch, int32_t n_windows) {
         ck_sight_free(&scratch->steps[w].sight);
         ck_plan_free(&scratch->steps[w].plan);
     }
+    for (int32_t w = 0; scratch->layouts != NULL && w < n_windows; w++) {
+        ck_layout_free(&scratch->layouts[w]);
+    }
     ck_free(scratch->steps);
+    ck_free(scratch->layouts);
     ck_free(scratch->rows);
     ck_free(scratch->mask);
     ck_free(scratch->outputs);
@@ -213,7 +218,7 @@ static cellkv_status choose_ragged(cellkv_executor *executor,
 static cellkv_status choose_dense(cellkv_executor *executor) {
     const cellkv_cache *cache = executor->cache;
     executor->strategy = CELLKV_STRATEGY_DENSE;
-    return ck_dense_probe(cache->storage, cache->layers, cache->n_layers);
+    return ck_dense_probe(cache->storage, cache->layers, cache->n_layers, &executor->layout_limit);
 }
 
 static cellkv_status choose_strategy(cellkv_executor *executor,

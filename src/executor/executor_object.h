@@ -17,6 +17,7 @@
 struct ck_scratch {
     int64_t *rows;                /* [max_batch] */
     struct ck_window_step *steps; /* [n_windows] */
+    struct ck_layout *layouts;    /* [n_windows]; dense only */
     ggml_fp16_t *mask;
     size_t mask_size;     /* half floats there is room for */
     int32_t *outputs;     /* [cap_outputs] the slice's outputs, as indices into the slice */
@@ -28,8 +29,9 @@ struct ck_scratch {
 struct cellkv_executor {
     cellkv_program program;
     cellkv_cache *cache;
-    cellkv_strategy strategy; /* never AUTO */
-    enum ck_isa isa;          /* ragged only */
+    cellkv_strategy strategy;          /* never AUTO */
+    enum ck_isa isa;                   /* ragged only */
+    enum ck_layout_limit layout_limit; /* dense only */
     int32_t max_batch;
     bool reuse_graphs;
     bool (*should_abort)(void *context);

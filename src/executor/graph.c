@@ -156,18 +156,35 @@ static void pin(cellkv_graph *graph, struct ggml_tensor *node, int32_t layer) {
     ggml_build_forward_expand(graph->nodes, node);
 }
 
+struct pinner {
+    cellkv_graph *graph;
+    int32_t layer;
+};
+
+static void pin_node(void *taker, struct ggml_tensor *node) {
+    const struct pinner *pinner = taker;
+    pin(pinner->graph, node, pinner->layer);
+}
+
 static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                         struct ggml_tensor *k, struct ggml_tensor *v,
                                         const cellkv_attend_params *params) {
     const struct ck_graph_context *shared = graph->shared;
-    const struct ck_dense_nodes nodes = ck_dense_attend(
-        graph->context, ck_storage_k(shared->storage, layer), ck_storage_v(shared->storage, layer),
-        &shared->layers[layer], q, k, v, graph->rows[shared->windows->of_layer[layer]],
-        graph->masks[shared->windows->of_layer[layer]], params);
-    pin(graph, nodes.write_k, layer);
-    pin(graph, nodes.write_v, layer);
-    pin(graph, nodes.attention, layer);
-    return nodes.attention;
+    const int32_t window = shared->windows->of_layer[layer];
+    const struct ck_dense_op op = {
+        .k_rows = ck_storage_k(shared->storage, layer),
+        .v_rows = ck_storage_v(shared->storage, layer),
+        .layer = &shared->layers[layer],
+        .q = q,
+        .k = k,
+        .v = v,
+        .rows = graph->rows[window],
+        .mask = graph->masks[window],
+        .layout = &graph->layouts[window],
+        .params = params,
+    };
+    struct pinner pinner = {graph, layer};
+    return ck_dense_attend(graph->context, &op, pin_node, &pinner);
 }
 
 static struct ggml_tensor *attend_ragged(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
@@ -219,12 +236,15 @@ static size_t max_tensors(const cellkv_program *program) {
     return BASE_TENSORS + TENSORS_PER_LAYER * (size_t)program->n_layers;
 }
 
-static struct ggml_tensor *new_input(cellkv_graph *graph, enum ggml_type type, int64_t ne0,
-                                     int64_t ne1, const char *name) {
-    struct ggml_tensor *tensor = ggml_new_tensor_2d(graph->context, type, ne0, ne1);
+static struct ggml_tensor *as_input(struct ggml_tensor *tensor, const char *name) {
     ggml_set_input(tensor);
     ggml_set_name(tensor, name);
     return tensor;
+}
+
+static struct ggml_tensor *new_input(cellkv_graph *graph, enum ggml_type type, int64_t n,
+                                     const char *name) {
+    return as_input(ggml_new_tensor_1d(graph->context, type, n), name);
 }
 
 /* Windows without a ring write to the same rows. */
@@ -236,7 +256,7 @@ static void make_rows(cellkv_graph *graph) {
             graph->rows[w] = cells;
             continue;
         }
-        graph->rows[w] = new_input(graph, GGML_TYPE_I64, graph->shape.n_tokens, 1, "rows");
+        graph->rows[w] = new_input(graph, GGML_TYPE_I64, graph->shape.n_tokens, "rows");
         if (windows->rings[w] == 0) {
             cells = graph->rows[w];
         }
@@ -244,21 +264,18 @@ static void make_rows(cellkv_graph *graph) {
 }
 
 static void make_masks(cellkv_graph *graph) {
-    const struct ck_windows *windows = graph->shared->windows;
-    for (int32_t w = 0; w < windows->n_windows; w++) {
-        graph->masks[w] =
-            new_input(graph, GGML_TYPE_F16, ck_windows_extent(windows, w, graph->shape.extent),
-                      graph->shape.n_tokens, "mask");
+    for (int32_t w = 0; w < graph->shared->windows->n_windows; w++) {
+        graph->masks[w] = as_input(ck_dense_new_mask(graph->context, &graph->layouts[w]), "mask");
     }
 }
 
 static void make_inputs(cellkv_graph *graph) {
     const struct ck_shape *shape = &graph->shape;
-    graph->tokens = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "tokens");
-    graph->positions = new_input(graph, GGML_TYPE_I32, shape->n_tokens, 1, "positions");
+    graph->tokens = new_input(graph, GGML_TYPE_I32, shape->n_tokens, "tokens");
+    graph->positions = new_input(graph, GGML_TYPE_I32, shape->n_tokens, "positions");
     make_rows(graph);
     if (shape->n_outputs > 0) {
-        graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, 1, "outputs");
+        graph->outputs = new_input(graph, GGML_TYPE_I32, shape->n_outputs, "outputs");
     }
     if (graph->ragged == NULL) {
         make_masks(graph);
@@ -380,9 +397,19 @@ static size_t max_inputs(const struct ck_windows *windows) {
     return 3 + 2 * (size_t)windows->n_windows;
 }
 
+/* The tensors that layouts take, beyond what the program knows of. */
+static size_t layout_tensors(const cellkv_graph *graph) {
+    size_t n = 0;
+    for (int32_t l = 0; graph->layouts != NULL && l < graph->shared->program->n_layers; l++) {
+        n += ck_dense_extra_tensors(&graph->layouts[graph->shared->windows->of_layer[l]]);
+    }
+    return n;
+}
+
 /* The graph's nodes, not allocated yet. */
 static cellkv_status describe(cellkv_graph *graph) {
-    const size_t n = max_tensors(graph->shared->program) + max_inputs(graph->shared->windows);
+    const size_t n = max_tensors(graph->shared->program) + max_inputs(graph->shared->windows) +
+                     layout_tensors(graph);
     const struct ggml_init_params params = {
         .mem_size = n * ggml_tensor_overhead() + ggml_graph_overhead_custom(n, false),
         .no_alloc = true,
@@ -427,6 +454,25 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     return CELLKV_OK;
 }
 
+/* Layouts of the graph's own: the executor's are built anew for each slice. */
+static cellkv_status copy_layouts(cellkv_graph *graph) {
+    const int32_t n = graph->shared->windows->n_windows;
+    const struct ck_layout *layouts = graph->shape.layouts;
+    if (layouts == NULL) {
+        return CELLKV_OK;
+    }
+    graph->layouts = ck_calloc((size_t)n, sizeof *graph->layouts);
+    graph->shape.layouts = graph->layouts;
+    if (graph->layouts == NULL) {
+        return ck_fail_memory("a graph's layouts");
+    }
+    cellkv_status status = CELLKV_OK;
+    for (int32_t w = 0; w < n && status == CELLKV_OK; w++) {
+        status = ck_layout_copy(&graph->layouts[w], &layouts[w]);
+    }
+    return status;
+}
+
 static cellkv_status describe_new(const struct ck_graph_context *shared,
                                   const struct ck_shape *shape, cellkv_graph **out) {
     cellkv_graph *graph = NULL;
@@ -434,7 +480,10 @@ static cellkv_status describe_new(const struct ck_graph_context *shared,
     if (status != CELLKV_OK) {
         return status;
     }
-    status = describe(graph);
+    status = copy_layouts(graph);
+    if (status == CELLKV_OK) {
+        status = describe(graph);
+    }
     if (status != CELLKV_OK) {
         ck_graph_free(graph);
         return status;
@@ -548,6 +597,10 @@ void ck_graph_free(cellkv_graph *graph) {
     }
     ggml_backend_sched_free(graph->scheduler);
     ggml_free(graph->context);
+    for (int32_t w = 0; graph->layouts != NULL && w < graph->shared->windows->n_windows; w++) {
+        ck_layout_free(&graph->layouts[w]);
+    }
+    ck_free(graph->layouts);
     ck_free(graph->rows);
     ck_free(graph->masks);
     ck_free(graph->pins);

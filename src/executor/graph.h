@@ -11,6 +11,7 @@
 
 #include <cellkv/executor.h>
 
+#include "attention/layout.h"
 #include "attention/ragged.h"
 #include "cells/sight.h"
 #include "executor/devices.h"
@@ -20,9 +21,8 @@
 struct ck_shape {
     int32_t n_tokens;
     int32_t n_outputs;
-    int32_t extent;  /* dense: the rows that are read, a multiple of CK_ROW_PADDING; of a shorter
-                        ring, all. Else 0 */
-    int32_t n_parts; /* ragged: the most parts of a plan, rounded up; else 0 */
+    int32_t n_parts;                 /* ragged: the most parts of a plan, rounded up; else 0 */
+    const struct ck_layout *layouts; /* dense: [n_windows]; else NULL */
 };
 
 /* The layers' distinct windows: layers of one window share one sight, one mask. */
@@ -66,7 +66,8 @@ struct ck_pin {
 
 struct cellkv_graph {
     const struct ck_graph_context *shared;
-    struct ck_shape shape;
+    struct ck_shape shape;     /* with layouts of its own, */
+    struct ck_layout *layouts; /* these */
     struct ggml_context *context;
     size_t context_size; /* bytes */
     struct ggml_cgraph *nodes;
@@ -77,7 +78,7 @@ struct cellkv_graph {
     struct ggml_tensor *positions; /* I32 [n_tokens] */
     struct ggml_tensor *outputs;   /* I32 [n_outputs]; NULL if there are none */
     struct ggml_tensor **rows;     /* [n_windows] I64 [n_tokens]; one where there is no ring */
-    struct ggml_tensor **masks;    /* [n_windows] F16 [extent, n_tokens]; dense only */
+    struct ggml_tensor **masks;    /* [n_windows] by ck_dense_new_mask; dense only */
 
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 

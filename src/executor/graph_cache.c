@@ -26,9 +26,13 @@ void ck_graph_cache_drop(struct ck_graph_cache *cache) {
     }
 }
 
-static bool is_same_shape(const struct ck_shape *a, const struct ck_shape *b) {
-    return a->n_tokens == b->n_tokens && a->n_outputs == b->n_outputs && a->extent == b->extent &&
-           a->n_parts == b->n_parts;
+static bool is_same_shape(const struct ck_shape *a, const struct ck_shape *b, int32_t n_windows) {
+    bool is_same =
+        a->n_tokens == b->n_tokens && a->n_outputs == b->n_outputs && a->n_parts == b->n_parts;
+    for (int32_t w = 0; is_same && a->layouts != NULL && w < n_windows; w++) {
+        is_same = ck_layout_equal(&a->layouts[w], &b->layouts[w]);
+    }
+    return is_same;
 }
 
 static struct cellkv_graph *move_to_front(struct ck_graph_cache *cache, int32_t i) {
@@ -42,7 +46,7 @@ cellkv_status ck_graph_cache_get(struct ck_graph_cache *cache,
                                  const struct ck_graph_context *shared,
                                  const struct ck_shape *shape, struct cellkv_graph **out) {
     for (int32_t i = 0; i < cache->n_graphs; i++) {
-        if (is_same_shape(&cache->graphs[i]->shape, shape)) {
+        if (is_same_shape(&cache->graphs[i]->shape, shape, shared->windows->n_windows)) {
             cache->n_reused++;
             *out = move_to_front(cache, i);
             return CELLKV_OK;

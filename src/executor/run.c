@@ -1,7 +1,7 @@
 /* One step: place, grow, then slice by slice take a graph, fill, compute, read out. */
 #include <string.h>
 
-#include "attention/dense.h"
+#include "attention/layout.h"
 #include "cells/error.h"
 #include "cells/memory.h"
 #include "cells/ring.h"
@@ -108,35 +108,47 @@ static void map_cells(struct ck_sight *sight, int32_t ring) {
     }
 }
 
-/* Each window's sight, and for ragged attention its plan. */
+static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_layout *layout) {
+    const size_t size = (size_t)layout->mask_size;
+    if (size <= scratch->mask_size) {
+        return CELLKV_OK;
+    }
+    ggml_fp16_t *mask = ck_realloc_array(scratch->mask, size, sizeof *mask);
+    if (mask == NULL) {
+        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY,
+                       "no memory for the masks of %d tokens, %zu in all", layout->n_queries, size);
+    }
+    scratch->mask = mask;
+    scratch->mask_size = size;
+    return CELLKV_OK;
+}
+
+/* A window's layout, and room for its masks. */
+static cellkv_status prepare_layout(cellkv_executor *executor, int32_t window) {
+    struct ck_scratch *scratch = &executor->scratch;
+    const int32_t extent = ck_windows_extent(&executor->windows, window,
+                                             ck_pad_rows(ck_cells_extent(executor->cache->cells)));
+    cellkv_status status = ck_layout_build(&scratch->layouts[window], &scratch->steps[window].sight,
+                                           extent, executor->layout_limit);
+    return status == CELLKV_OK ? reserve_mask(scratch, &scratch->layouts[window]) : status;
+}
+
+/* Each window's sight, and its layout or plan. */
 static cellkv_status prepare_windows(cellkv_executor *executor, const struct slice *slice) {
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
         struct ck_window_step *step = &executor->scratch.steps[w];
         cellkv_status status = ck_sight_build(&step->sight, executor->cache->cells, slice->first,
                                               slice->n_tokens, executor->windows.sizes[w]);
         map_cells(&step->sight, executor->windows.rings[w]);
-        if (status == CELLKV_OK && executor->strategy == CELLKV_STRATEGY_RAGGED) {
-            status = ck_plan_build(&step->plan, &step->sight, executor->devices.n_threads);
+        if (status == CELLKV_OK) {
+            status = executor->strategy == CELLKV_STRATEGY_DENSE
+                         ? prepare_layout(executor, w)
+                         : ck_plan_build(&step->plan, &step->sight, executor->devices.n_threads);
         }
         if (status != CELLKV_OK) {
             return status;
         }
     }
-    return CELLKV_OK;
-}
-
-static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_shape *shape) {
-    const size_t size = (size_t)shape->extent * (size_t)shape->n_tokens;
-    if (size <= scratch->mask_size) {
-        return CELLKV_OK;
-    }
-    ggml_fp16_t *mask = ck_realloc_array(scratch->mask, size, sizeof *mask);
-    if (mask == NULL) {
-        return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "no memory for a mask of %d x %d",
-                       shape->n_tokens, shape->extent);
-    }
-    scratch->mask = mask;
-    scratch->mask_size = size;
     return CELLKV_OK;
 }
 
@@ -176,8 +188,7 @@ static void fill_inputs(cellkv_executor *executor, struct cellkv_graph *graph,
     set_input(graph->outputs, scratch->outputs);
     for (int32_t w = 0; w < executor->windows.n_windows; w++) {
         if (graph->masks[w] != NULL) {
-            ck_dense_render_mask(&scratch->steps[w].sight, (int32_t)graph->masks[w]->ne[0],
-                                 scratch->mask);
+            ck_layout_render_mask(&scratch->layouts[w], &scratch->steps[w].sight, scratch->mask);
             set_input(graph->masks[w], scratch->mask);
         }
     }
@@ -234,11 +245,7 @@ static void read_results(const cellkv_executor *executor, const struct cellkv_gr
 static struct ck_shape find_shape(const cellkv_executor *executor, const struct slice *slice) {
     struct ck_shape shape = {.n_tokens = slice->n_tokens, .n_outputs = slice->n_outputs};
     if (executor->strategy == CELLKV_STRATEGY_DENSE) {
-        const int32_t extent = ck_pad_rows(ck_cells_extent(executor->cache->cells));
-        for (int32_t w = 0; w < executor->windows.n_windows; w++) {
-            const int32_t read = ck_windows_extent(&executor->windows, w, extent);
-            shape.extent = read > shape.extent ? read : shape.extent;
-        }
+        shape.layouts = executor->scratch.layouts;
         return shape;
     }
     shape.n_parts = MIN_PARTS;
@@ -259,11 +266,7 @@ static cellkv_status prepare_slice(cellkv_executor *executor, const cellkv_step 
         return status;
     }
     const struct ck_shape shape = find_shape(executor, slice);
-    status = reserve_mask(&executor->scratch, &shape);
-    if (status == CELLKV_OK) {
-        status = ck_graph_cache_get(&executor->graphs, &executor->shared, &shape, graph);
-    }
-    return status;
+    return ck_graph_cache_get(&executor->graphs, &executor->shared, &shape, graph);
 }
 
 /* ---- the step ---- */
