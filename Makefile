@@ -116,7 +116,7 @@ demo: built-release $(venv)/.has-project $(venv)/.has-model ## eight questions a
 
 test: built-debug $(venv)/.has-project $(venv)/.has-test $(models) ## every test, with invariants checked
 	$(bin)/meson test -C $(build)/debug --no-rebuild --print-errorlogs
-	$(call in_tree,debug) $(bin)/pytest $(PYTEST_FLAGS) $(SUITE)
+	$(call in_tree,debug) $(bin)/pytest -n auto $(PYTEST_FLAGS) $(SUITE)
 
 bench: built-bench $(venv)/.has-project $(venv)/.has-bench $(venv)/.has-model ## the benchmarks
 	$(call in_tree,bench) $(bin)/pytest bench --benchmark-only $(PYTEST_FLAGS)

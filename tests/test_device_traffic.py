@@ -28,10 +28,6 @@ N_AGAIN = REQUEST_HEADER + 4  # graph_recompute
 
 RESULT = "result"
 
-# What the next layers' device needs of the last ones': the hidden state, and its norm, which ggml's
-# scheduler computes where the hidden state is.
-N_CROSSING = 2
-
 
 @pytest.fixture(scope="module")
 def wires(with_servers: None) -> Iterator[tuple[Wire, Wire]]:
@@ -220,10 +216,10 @@ def test_between_two_devices_the_hidden_state_crosses_and_the_inputs_go_to_both(
             common = inputs(n_seqs, cache.stats.extent)
             hidden = 4 * n_embd * n_seqs
             assert sent(first) == common
-            assert read(first) == {RESULT: N_CROSSING * hidden}
+            assert read(first) == {RESULT: hidden}
             of_second = sent(second)
             assert of_second.pop("outputs") == 4 * n_seqs
             crossing = {k: n for k, n in of_second.items() if k not in common}
-            assert list(crossing.values()) == [hidden] * N_CROSSING
+            assert list(crossing.values()) == [hidden]
             assert {k: n for k, n in of_second.items() if k in common} == without(common, "tokens")
             assert read(second) == {RESULT: 4 * executor.n_result * n_seqs}

@@ -70,6 +70,16 @@ CELLKV_API struct ggml_tensor *cellkv_graph_positions(cellkv_graph *graph);
  *  none. Applied before the last layer's feed-forward, rows that nobody reads cost nothing. */
 CELLKV_API struct ggml_tensor *cellkv_graph_outputs(cellkv_graph *graph);
 
+/** Has a tensor computed on the device of a layer, if that can. Between layers of different devices
+ *  ggml's scheduler may cut anywhere; a program that places what a layer ends with and what the
+ * next one begins with has one tensor cross. Where all layers are on one device this does nothing.
+ *
+ *  @param layer    in [0, n_layers)
+ *  @param tensor   made in the graph's context, the result of an op
+ *  An argument that is none of these fails the run with CELLKV_ERROR_BAD_GRAPH.
+ */
+CELLKV_API void cellkv_graph_place(cellkv_graph *graph, int32_t layer, struct ggml_tensor *tensor);
+
 /** Names the result: F32 [n_result, n_outputs]. Not to be called when n_outputs is 0. */
 CELLKV_API void cellkv_graph_set_result(cellkv_graph *graph, struct ggml_tensor *result);
 

@@ -258,6 +258,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "cellkv_graph_tokens": (c_void_p, [c_void_p]),
     "cellkv_graph_positions": (c_void_p, [c_void_p]),
     "cellkv_graph_outputs": (c_void_p, [c_void_p]),
+    "cellkv_graph_place": (None, [c_void_p, c_int32, c_void_p]),
     "cellkv_graph_set_result": (None, [c_void_p, c_void_p]),
     "cellkv_graph_fail": (c_int, [c_void_p, c_int, c_char_p]),
     "cellkv_attend": (

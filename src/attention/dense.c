@@ -251,9 +251,9 @@ static cellkv_status limit_layer(ggml_backend_dev_t device, const cellkv_layer *
     }
     return ck_fail(CELLKV_ERROR_UNSUPPORTED,
                    "layer %d: %s cannot attend over K of type %s, width %d, V of type %s, width %d",
-                   index, ggml_backend_dev_name(device),
-                   ggml_type_name((enum ggml_type)layer->type_k), layer->head_dim_k,
-                   ggml_type_name((enum ggml_type)layer->type_v), layer->head_dim_v);
+                   index, ck_device_name(device), ggml_type_name((enum ggml_type)layer->type_k),
+                   layer->head_dim_k, ggml_type_name((enum ggml_type)layer->type_v),
+                   layer->head_dim_v);
 }
 
 cellkv_status ck_dense_probe(const struct ck_storage *storage, const cellkv_layer *layers,

@@ -2,6 +2,7 @@
 
 #include "attention/piece.h"
 #include "cells/error.h"
+#include "storage/device.h"
 #include "write.h"
 
 enum {
@@ -157,8 +158,7 @@ cellkv_status ck_ragged_probe(const struct ck_storage *storage, const cellkv_lay
                            "layer %d: strategy ragged runs on the CPU; here are K of type %s, V of "
                            "type %s on %s",
                            l, ggml_type_name((enum ggml_type)layer->type_k),
-                           ggml_type_name((enum ggml_type)layer->type_v),
-                           ggml_backend_dev_name(device));
+                           ggml_type_name((enum ggml_type)layer->type_v), ck_device_name(device));
         }
         if (row_type(layer->type_k) != CK_N_ROW_TYPES &&
             row_type(layer->type_v) != CK_N_ROW_TYPES && layer->head_dim_k % WIDTH_MULTIPLE == 0 &&
@@ -168,7 +168,7 @@ cellkv_status ck_ragged_probe(const struct ck_storage *storage, const cellkv_lay
         return ck_fail(CELLKV_ERROR_UNSUPPORTED,
                        "layer %d: strategy ragged on %s attends over widths that are multiples of "
                        "%d; here are K of type %s, width %d, V of type %s, width %d",
-                       l, ggml_backend_dev_name(device), WIDTH_MULTIPLE,
+                       l, ck_device_name(device), WIDTH_MULTIPLE,
                        ggml_type_name((enum ggml_type)layer->type_k), layer->head_dim_k,
                        ggml_type_name((enum ggml_type)layer->type_v), layer->head_dim_v);
     }

@@ -66,7 +66,7 @@ static cellkv_status start_backend(struct ck_devices *devices, ggml_backend_dev_
         ck_allocation_should_fail() ? NULL : ggml_backend_dev_init(device, NULL);
     if (backend == NULL) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "device %s cannot be started",
-                       ggml_backend_dev_name(device));
+                       ck_device_name(device));
     }
     devices->backends[devices->n_backends++] = backend;
     return CELLKV_OK;
@@ -103,6 +103,7 @@ cellkv_status ck_devices_start(struct ck_devices *devices, const struct ck_stora
     }
     for (int32_t l = 0; l < n_layers; l++) {
         devices->of_layer[l] = find_backend(devices, ck_storage_device(storage, l));
+        devices->is_split = devices->is_split || devices->of_layer[l] != devices->of_layer[0];
     }
     start_threads(devices, cpu);
     return CELLKV_OK;

@@ -2,6 +2,7 @@
 #ifndef CELLKV_EXECUTOR_DEVICES_H
 #define CELLKV_EXECUTOR_DEVICES_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <ggml-backend.h>
@@ -17,6 +18,7 @@ struct ck_devices {
     ggml_backend_t backends[CK_MAX_BACKENDS]; /* in order of priority, the CPU last */
     int n_backends;
     ggml_backend_t *of_layer; /* [n_layers] the one of the layer's rows */
+    bool is_split;            /* they are not all the same */
     int32_t n_threads;
     ggml_threadpool_t threads;
     void (*free_threads)(ggml_threadpool_t threads);

@@ -55,6 +55,29 @@ cellkv_status cellkv_graph_fail(cellkv_graph *graph, cellkv_status status, const
     return graph->status;
 }
 
+static void add_pin(cellkv_graph *graph, const struct ck_pin *pin) {
+    if (!CK_RESERVE(graph->pins, &graph->room_pins, graph->n_pins + 1)) {
+        FAIL_ONCE(graph, CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
+        return;
+    }
+    graph->pins[graph->n_pins++] = *pin;
+}
+
+void cellkv_graph_place(cellkv_graph *graph, int32_t layer, struct ggml_tensor *tensor) {
+    const struct ck_graph_context *shared = graph->shared;
+    if (layer < 0 || layer >= shared->program->n_layers) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "place: layer %d is outside [0, %d)", layer,
+                  shared->program->n_layers);
+    } else if (tensor == NULL || tensor->op == GGML_OP_NONE) {
+        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "place, layer %d: the tensor is %s", layer,
+                  tensor == NULL ? "NULL" : "no op's result");
+    } else if (shared->devices->is_split &&
+               ck_device_supports(ggml_backend_get_device(shared->devices->of_layer[layer]),
+                                  tensor)) {
+        add_pin(graph, &(struct ck_pin){tensor, layer, false});
+    }
+}
+
 /* ---- attend ---- */
 
 static bool is_tokens_by_heads(const struct ggml_tensor *tensor, int64_t head_dim,
@@ -129,11 +152,7 @@ static bool check_layer(cellkv_graph *graph, int32_t index) {
 /* Pins a node of attention, which becomes part of the graph even if nobody reads the result: the K
  * and V must be written. */
 static void pin(cellkv_graph *graph, struct ggml_tensor *node, int32_t layer) {
-    if (!CK_RESERVE(graph->pins, &graph->room_pins, graph->n_pins + 1)) {
-        FAIL_ONCE(graph, CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
-        return;
-    }
-    graph->pins[graph->n_pins++] = (struct ck_pin){node, layer};
+    add_pin(graph, &(struct ck_pin){node, layer, true});
     ggml_build_forward_expand(graph->nodes, node);
 }
 
@@ -351,13 +370,16 @@ static void check_pins(cellkv_graph *graph) {
     const struct ck_graph_context *shared = graph->shared;
     for (int32_t i = 0; i < graph->n_pins; i++) {
         const struct ck_pin *pin = &graph->pins[i];
+        if (!pin->is_attention) {
+            continue;
+        }
         ggml_backend_dev_t device = ggml_backend_get_device(shared->devices->of_layer[pin->layer]);
         if (!ck_device_supports(device, pin->node)) {
             const cellkv_layer *layer = &shared->layers[pin->layer];
             FAIL_ONCE(graph, CELLKV_ERROR_UNSUPPORTED,
                       "layer %d: %s cannot run %s over K of type %s, width %d, V of type %s, "
                       "width %d, as the program attends",
-                      pin->layer, ggml_backend_dev_name(device), ggml_op_desc(pin->node),
+                      pin->layer, ck_device_name(device), ggml_op_desc(pin->node),
                       ggml_type_name((enum ggml_type)layer->type_k), layer->head_dim_k,
                       ggml_type_name((enum ggml_type)layer->type_v), layer->head_dim_v);
         }
@@ -503,8 +525,9 @@ static void pin_nodes(const cellkv_graph *graph, ggml_backend_sched_t scheduler)
 static void count_strayed(cellkv_graph *graph) {
     for (int32_t i = 0; i < graph->n_pins; i++) {
         const struct ck_pin *pin = &graph->pins[i];
-        graph->n_strayed += ggml_backend_sched_get_tensor_backend(graph->scheduler, pin->node) !=
-                            graph->shared->devices->of_layer[pin->layer];
+        graph->n_strayed += pin->is_attention &&
+                            ggml_backend_sched_get_tensor_backend(graph->scheduler, pin->node) !=
+                                graph->shared->devices->of_layer[pin->layer];
     }
 }
 

@@ -57,10 +57,11 @@ struct ck_graph_context {
     const struct ck_window_step *steps; /* [n_windows] */
 };
 
-/* A node of attention, which runs on its layer's device whatever the scheduler would make of it. */
+/* A node that runs on its layer's device, whatever the scheduler would make of it. */
 struct ck_pin {
     struct ggml_tensor *node;
     int32_t layer;
+    bool is_attention;
 };
 
 /* A mask where a layer's device has it. */
@@ -89,12 +90,12 @@ struct cellkv_graph {
 
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 
-    /* attention: what must run where the rows are */
+    /* what must run where a layer's rows are */
     struct ck_pin *pins;
     int32_t n_pins, room_pins;
     bool *attended;                 /* [n_layers] */
     struct ck_ragged_layer *ragged; /* [n_layers]; NULL: strategy dense */
-    int32_t n_strayed;              /* pinned nodes that the scheduler put elsewhere */
+    int32_t n_strayed;              /* nodes of attention that the scheduler put elsewhere */
 
     cellkv_status status; /* the first failure while building */
 };

@@ -1,4 +1,4 @@
-/* For tests and benchmarks alone. In every build, because figures come from release builds. */
+/* For tests and benchmarks alone: in builds with -Dtests=true. */
 #include "executor_object.h"
 
 CELLKV_API void cellkv_test_limit_layouts(cellkv_executor *executor, int32_t limit);

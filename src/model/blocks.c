@@ -161,6 +161,16 @@ void ck_finish(const struct ck_forward *forward, struct ggml_tensor *x) {
     cellkv_graph_set_result(forward->graph, x);
 }
 
+/* A layer's first norm. Where the layer before it is on another device, the hidden state is all
+ * that crosses: it was placed there, and its norm is placed here. */
+static struct ggml_tensor *enter_layer(const struct ck_forward *forward, int32_t l,
+                                       struct ggml_tensor *x) {
+    const struct ck_decoder *decoder = forward->decoder;
+    x = ggml_rms_norm(forward->context, x, decoder->norm_epsilon);
+    cellkv_graph_place(forward->graph, l, x);
+    return ggml_mul(forward->context, x, decoder->layers[l].attention.norm);
+}
+
 cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_output output,
                                cellkv_graph *graph) {
     const struct ck_forward forward = {decoder, output, graph, cellkv_graph_context(graph)};
@@ -168,7 +178,7 @@ cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_output o
     for (int32_t l = 0; l < decoder->n_layers; l++) {
         const struct ck_attention *attention = &decoder->layers[l].attention;
         const struct ck_feed_forward *feed_forward = &decoder->layers[l].feed_forward;
-        struct ggml_tensor *y = ck_rms_norm(&forward, x, attention->norm);
+        struct ggml_tensor *y = enter_layer(&forward, l, x);
         y = ck_attention_heads(&forward, l, y);
         if (y == NULL) {
             return CELLKV_ERROR_BAD_GRAPH;
@@ -182,6 +192,7 @@ cellkv_status ck_build_forward(const struct ck_decoder *decoder, cellkv_output o
         y = ck_rms_norm(&forward, x, feed_forward->norm);
         y = ck_apply_feed_forward(&forward, feed_forward, y);
         x = ggml_add(forward.context, x, maybe_norm(&forward, y, feed_forward->post_norm));
+        cellkv_graph_place(graph, l, x);
     }
     ck_finish(&forward, x);
     return CELLKV_OK;

@@ -63,7 +63,8 @@ static void add_mapped(struct ck_homes *homes, ggml_backend_dev_t device,
 static void add_typed(struct ck_homes *homes, ggml_backend_dev_t device,
                       ggml_backend_buffer_type_t type, bool repacked) {
     struct ck_home home = {.device = device, .repacked = repacked, .type = type};
-    home.probe = type != NULL ? ggml_backend_buft_alloc_buffer(type, 0) : NULL;
+    /* Of a byte, not of none: while a buffer lives, so does the connection to a server. */
+    home.probe = type != NULL ? ggml_backend_buft_alloc_buffer(type, 1) : NULL;
     add_home(homes, &home);
 }
 

@@ -13,6 +13,9 @@
  * cellkv_devices_of_layers. */
 cellkv_status ck_device_find(const char *name, ggml_backend_dev_t *device);
 
+/* What messages call the device: a remote one by its server's address. Owned by ggml. */
+const char *ck_device_name(ggml_backend_dev_t device);
+
 /* Whether the device is in another process, behind a connection. */
 bool ck_device_is_remote(ggml_backend_dev_t device);
 

@@ -12,6 +12,11 @@ bool ck_device_is_remote(ggml_backend_dev_t device) {
     return is_of(device, "RPC");
 }
 
+const char *ck_device_name(ggml_backend_dev_t device) {
+    return ck_device_is_remote(device) ? ggml_backend_dev_description(device)
+                                       : ggml_backend_dev_name(device);
+}
+
 bool ck_is_custom(const struct ggml_tensor *op) {
     return op->op == GGML_OP_CUSTOM || op->op == GGML_OP_MAP_CUSTOM1 ||
            op->op == GGML_OP_MAP_CUSTOM2 || op->op == GGML_OP_MAP_CUSTOM3;

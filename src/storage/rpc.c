@@ -1,4 +1,4 @@
-#define _POSIX_C_SOURCE  200112L /* getaddrinfo */
+#define _POSIX_C_SOURCE  200112L /* getaddrinfo, clock_gettime */
 #define _DARWIN_C_SOURCE         /* SO_NOSIGPIPE */
 
 #include "rpc.h"
@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cells/error.h"
@@ -88,58 +90,67 @@ static cellkv_status parse_address(const char *text, struct address *address) {
 /* ggml ends the process when what answers at an address is not a server of its own version, and
  * waits for ever for one that does not answer. So we ask first, on a connection of our own. */
 
-static bool wait_for(int fd, short events) {
-    struct pollfd poller = {.fd = fd, .events = events};
-    int n;
-    do {
-        n = poll(&poller, 1, TIMEOUT_MS);
-    } while (n < 0 && errno == EINTR);
-    return n == 1;
+static int64_t now_ms(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* A connected socket, which does not block; -1: there is none to be had. */
-static int connect_to(const struct address *address) {
+static bool wait_for(int fd, short events, int64_t deadline) {
+    struct pollfd poller = {.fd = fd, .events = events};
+    for (;;) {
+        const int64_t left = deadline - now_ms();
+        const int n = poll(&poller, 1, left > 0 ? (int)left : 0);
+        if (n == 1 || n == 0 || errno != EINTR) {
+            return n == 1;
+        }
+    }
+}
+
+static bool resolve(const struct address *address, struct sockaddr_in *resolved) {
     const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
     if (getaddrinfo(address->host, address->port, &hints, &found) != 0) {
-        return -1;
+        return false;
     }
-    int fd = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
+    memcpy(resolved, found->ai_addr, sizeof *resolved);
+    freeaddrinfo(found);
+    return true;
+}
+
+/* A connected socket, which does not block; -1: there is none to be had. */
+static int connect_to(const struct sockaddr_in *address, int64_t deadline) {
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
     int error = -1;
 #ifdef SO_NOSIGPIPE
     setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &(int){1}, sizeof(int));
 #endif
     if (fd >= 0 && fcntl(fd, F_SETFL, O_NONBLOCK) == 0) {
-        error = connect(fd, found->ai_addr, found->ai_addrlen) == 0 ? 0 : errno;
+        error = connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 ? 0 : errno;
         socklen_t size = sizeof error;
-        if (error == EINPROGRESS && wait_for(fd, POLLOUT)) {
+        if (error == EINPROGRESS && wait_for(fd, POLLOUT, deadline)) {
             getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
         }
     }
-    freeaddrinfo(found);
     if (error != 0 && fd >= 0) {
         close(fd);
-        fd = -1;
     }
-    return fd;
+    return error == 0 ? fd : -1;
 }
 
-static bool read_all(int fd, uint8_t *bytes, size_t n) {
-    while (n > 0) {
-        if (!wait_for(fd, POLLIN)) {
-            return false;
-        }
-        const ssize_t got = recv(fd, bytes, n, 0);
+static bool read_all(int fd, void *bytes, size_t n, int64_t deadline) {
+    for (uint8_t *to = bytes; n > 0;) {
+        const ssize_t got = wait_for(fd, POLLIN, deadline) ? recv(fd, to, n, 0) : -1;
         if (got <= 0) {
             return false;
         }
-        bytes += got;
+        to += got;
         n -= (size_t)got;
     }
     return true;
 }
 
-static bool say_hello(int fd) {
+static bool say_hello(int fd, int64_t deadline) {
     uint8_t request[1 + sizeof(uint64_t) + N_CAPABILITIES] = {HELLO};
     const uint64_t size = N_CAPABILITIES;
     memcpy(request + 1, &size, sizeof size);
@@ -148,19 +159,21 @@ static bool say_hello(int fd) {
     }
     uint8_t version[4 + N_CAPABILITIES];
     uint64_t answered;
-    if (!read_all(fd, (uint8_t *)&answered, sizeof answered) || answered != sizeof version ||
-        !read_all(fd, version, sizeof version)) {
+    if (!read_all(fd, &answered, sizeof answered, deadline) || answered != sizeof version ||
+        !read_all(fd, version, sizeof version, deadline)) {
         return false;
     }
     return version[0] == VERSION_MAJOR && version[1] <= VERSION_MINOR;
 }
 
 static cellkv_status check_server(const struct address *address) {
-    const int fd = connect_to(address);
+    const int64_t deadline = now_ms() + TIMEOUT_MS;
+    struct sockaddr_in resolved;
+    const int fd = resolve(address, &resolved) ? connect_to(&resolved, deadline) : -1;
     if (fd < 0) {
         return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no connection", address->endpoint);
     }
-    const bool answers = say_hello(fd);
+    const bool answers = say_hello(fd, deadline);
     close(fd);
     if (answers) {
         return CELLKV_OK;
@@ -169,6 +182,24 @@ static cellkv_status check_server(const struct address *address) {
                    "rpc://%s: what listens there does not speak version %d.%d of ggml's RPC, or "
                    "serves somebody else",
                    address->endpoint, VERSION_MAJOR, VERSION_MINOR);
+}
+
+/* Whether this process has a connection to the address: ggml keeps one while any of the server's
+ * buffers lives, and does not tell. */
+static bool is_connected_to(const struct address *address) {
+    enum { MAX_FD = 4096 };
+    struct sockaddr_in wanted, peer;
+    if (!resolve(address, &wanted)) {
+        return false;
+    }
+    for (int fd = 0; fd < MAX_FD; fd++) {
+        socklen_t size = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0 && peer.sin_family == AF_INET &&
+            peer.sin_port == wanted.sin_port && peer.sin_addr.s_addr == wanted.sin_addr.s_addr) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* ---- servers ---- */
@@ -184,14 +215,6 @@ static cellkv_status add_server(const struct address *address, ggml_backend_reg_
     add_server_t add;
     void *function = ck_rpc_function("ggml_backend_rpc_add_server");
     memcpy(&add, &function, sizeof add); /* C has no cast for it, POSIX has the promise */
-    if (add == NULL) {
-        return ck_fail(CELLKV_ERROR_UNSUPPORTED, "rpc://%s: this ggml was built without RPC",
-                       address->endpoint);
-    }
-    cellkv_status status = check_server(address);
-    if (status != CELLKV_OK) {
-        return status;
-    }
     *server = add(address->endpoint);
     if (*server == NULL) {
         return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: the server lends no device",
@@ -208,7 +231,15 @@ cellkv_status ck_rpc_find(const char *text, ggml_backend_dev_t *device) {
         return status;
     }
     ggml_backend_reg_t server = find_server(&address);
-    if (server == NULL) {
+    if (server == NULL && ck_rpc_function("ggml_backend_rpc_add_server") == NULL) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED, "rpc://%s: this ggml was built without RPC",
+                       address.endpoint);
+    }
+    /* A server that is known may be gone by now, and something else listen in its place. */
+    if (server == NULL || !is_connected_to(&address)) {
+        status = check_server(&address);
+    }
+    if (status == CELLKV_OK && server == NULL) {
         status = add_server(&address, &server);
     }
     if (status != CELLKV_OK) {
@@ -219,12 +250,6 @@ cellkv_status ck_rpc_find(const char *text, ggml_backend_dev_t *device) {
         return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "rpc://%s lends %zu devices, %ld is none",
                        address.endpoint, n, address.index);
     }
-    ggml_backend_dev_t found = ggml_backend_reg_dev_get(server, (size_t)address.index);
-    size_t n_free, n_total;
-    ggml_backend_dev_memory(found, &n_free, &n_total);
-    if (n_total == 0) { /* ggml's word for a server that cannot be reached any more */
-        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no connection", address.endpoint);
-    }
-    *device = found;
+    *device = ggml_backend_reg_dev_get(server, (size_t)address.index);
     return CELLKV_OK;
 }

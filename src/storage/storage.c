@@ -188,7 +188,7 @@ static cellkv_status replace_tensors(struct ck_storage *storage, int32_t rows) {
     struct tensors grown;
     if (!tensors_new(storage, rows, &grown)) {
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "K/V rows: cannot allocate %d rows on %s%s",
-                       ck_pad_rows(rows), ggml_backend_dev_name(storage->devices[0]),
+                       ck_pad_rows(rows), ck_device_name(storage->devices[0]),
                        storage->n_ranges > 1 ? " and others" : "");
     }
     if (storage->tensors.parts != NULL && !tensors_copy(storage, &storage->tensors, &grown)) {
