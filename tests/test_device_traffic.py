@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cellkv import Cache, Executor, Model
+from layouts import last_layout
 from rpc_servers import Server
 from rpc_wire import ANSWER_HEADER, OFFSET_BYTES, REQUEST_HEADER, TENSOR_BYTES, Message, Wire
 from table_program import random_tables
@@ -172,6 +173,27 @@ def test_each_window_has_a_mask_of_its_own(wire: Wire) -> None:
         extent = world.cache.stats.extent
         assert sent(step) == without(inputs(2, extent, 3) | {"outputs": 8}, "positions")
         assert read(step) == {RESULT: 4 * world.executor.n_result * 2}
+
+
+def test_sequences_in_blocks_of_their_own_have_shorter_masks_which_go_once(wire: Wire) -> None:
+    n_seqs = 8
+    tables = random_tables(np.random.default_rng(5), windows=(0, 0, 100))
+    with World(tables, device=wire.device, strategy="dense") as world:
+        names = [f"s{i}" for i in range(n_seqs)]
+        world.open(*names)
+        for name in names:
+            world.prefill(name, 240)
+        for _ in range(2):
+            wire.take()
+            world.step(names)
+        step = wire.take()
+        layouts = [last_layout(world.executor, window) for window in range(2)]
+        n_looked_at = sum(layout.n_looked_at for layout in layouts)
+        common = inputs(n_seqs, world.cache.stats.extent) | {"outputs": 4 * n_seqs}
+        assert sent(step) == without(common, "positions") | {"mask": 2 * n_looked_at}
+        in_one_call = 2 * n_seqs * padded(world.cache.stats.extent)
+        assert n_looked_at < in_one_call / 2
+        assert commands(step) == {"set_tensor": 5, "graph_recompute": 1, "get_tensor": 1}
 
 
 def without(sizes: dict[str, int], name: str) -> dict[str, int]:

@@ -166,11 +166,25 @@ static void pin_node(void *taker, struct ggml_tensor *node) {
     pin(pinner->graph, node, pinner->layer);
 }
 
+/* Layers of one device share it. */
+static struct ggml_tensor *mask_of_layer(struct pinner *pinner, int32_t window) {
+    cellkv_graph *graph = pinner->graph;
+    struct ck_mask *read = &graph->masks_read[window];
+    ggml_backend_t backend = graph->shared->devices->of_layer[pinner->layer];
+    if (read->backend != backend) {
+        read->backend = backend;
+        read->tensor = ck_dense_mask_at_device(graph->context, &graph->layouts[window],
+                                               graph->masks[window], pin_node, pinner);
+    }
+    return read->tensor;
+}
+
 static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                         struct ggml_tensor *k, struct ggml_tensor *v,
                                         const cellkv_attend_params *params) {
     const struct ck_graph_context *shared = graph->shared;
     const int32_t window = shared->windows->of_layer[layer];
+    struct pinner pinner = {graph, layer};
     const struct ck_dense_op op = {
         .k_rows = ck_storage_k(shared->storage, layer),
         .v_rows = ck_storage_v(shared->storage, layer),
@@ -179,11 +193,10 @@ static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, stru
         .k = k,
         .v = v,
         .rows = graph->rows[window],
-        .mask = graph->masks[window],
+        .mask = mask_of_layer(&pinner, window),
         .layout = &graph->layouts[window],
         .params = params,
     };
-    struct pinner pinner = {graph, layer};
     return ck_dense_attend(graph->context, &op, pin_node, &pinner);
 }
 
@@ -441,12 +454,13 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     graph->shape = *shape;
     graph->rows = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->rows);
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
+    graph->masks_read = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks_read);
     graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
     if (shared->kernels != NULL) {
         graph->ragged = ck_calloc(n_layers, sizeof *graph->ragged);
     }
-    if (graph->rows == NULL || graph->masks == NULL || graph->attended == NULL ||
-        (graph->ragged == NULL) != (shared->kernels == NULL)) {
+    if (graph->rows == NULL || graph->masks == NULL || graph->masks_read == NULL ||
+        graph->attended == NULL || (graph->ragged == NULL) != (shared->kernels == NULL)) {
         ck_graph_free(graph);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
     }
@@ -604,6 +618,7 @@ void ck_graph_free(cellkv_graph *graph) {
     ck_free(graph->layouts);
     ck_free(graph->rows);
     ck_free(graph->masks);
+    ck_free(graph->masks_read);
     ck_free(graph->pins);
     ck_free(graph->attended);
     ck_free(graph->ragged);

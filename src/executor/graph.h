@@ -64,6 +64,12 @@ struct ck_pin {
     bool is_attention;
 };
 
+/* A mask where a layer's device has it. */
+struct ck_mask {
+    struct ggml_tensor *tensor;
+    ggml_backend_t backend;
+};
+
 struct cellkv_graph {
     const struct ck_graph_context *shared;
     struct ck_shape shape;     /* with layouts of its own, */
@@ -79,6 +85,8 @@ struct cellkv_graph {
     struct ggml_tensor *outputs;   /* I32 [n_outputs]; NULL if there are none */
     struct ggml_tensor **rows;     /* [n_windows] I64 [n_tokens]; one where there is no ring */
     struct ggml_tensor **masks;    /* [n_windows] by ck_dense_new_mask; dense only */
+
+    struct ck_mask *masks_read; /* [n_windows] what the last layer attended has read of the mask */
 
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 
