@@ -162,7 +162,7 @@ size_t ck_dense_extra_tensors(const struct ck_layout *layout) {
     /* The mask. Views of q, K, V and the mask, q permuted, attention, concatenation. In a copy of K
      * or of V, a view and a copy; for each further run two views and a copy; a view of the whole.
      */
-    const size_t by_pieces = layout->n_pieces > 1 ? 1 + 7 * (size_t)(layout->n_pieces - 1) : 0;
+    const size_t by_pieces = layout->n_pieces > 1 ? 8 * (size_t)layout->n_pieces : 0;
     return layout->n_runs > layout->n_pieces ? by_pieces + 6 * (size_t)layout->n_runs : by_pieces;
 }
 
