@@ -18,7 +18,7 @@ from table_program import TableProgram, cache_layers
 
 # Relative L2 error of the dense strategy on the CPU, by the type of K and by that of V. ggml rounds
 # the queries to K's type, beside q8_0 and q4_0 to q8_0; it accumulates f16 V in f16 when a step has
-# fewer than 64 tokens, and makes f32 of all others.
+# fewer than 64 tokens (of a piece, see attention/layout.h), and makes f32 of all others.
 DENSE_TOLERANCE_K = {"f32": 1e-5, "f16": 8e-3, "bf16": 2e-2, "q8_0": 3e-2, "q4_0": 3e-2}
 DENSE_TOLERANCE_V = {"f32": 1e-5, "f16": 8e-3, "bf16": 1e-5, "q8_0": 1e-5, "q4_0": 1e-5}
 RAGGED_TOLERANCE = 1e-5  # for every type: f32 throughout

@@ -123,8 +123,9 @@ typedef struct cellkv_executor cellkv_executor;
 /** How attention is computed. */
 typedef enum cellkv_strategy {
     CELLKV_STRATEGY_AUTO = 0,  /* ragged where it can be, else dense */
-    CELLKV_STRATEGY_DENSE = 1, /* ggml's flash attention over all rows, with a mask: a query pays
-                                  for the cells of all sequences. On any device that has the op */
+    CELLKV_STRATEGY_DENSE = 1, /* ggml's flash attention with a mask: sequences whose cells are
+                                  in blocks of their own are attended apart, where cells mix a query
+                                  pays for those of all. On any device that has the op */
     CELLKV_STRATEGY_RAGGED = 2 /* a query reads the cells it sees and no others, and cells that
                                   several queries see are read once for each 32 of them. On the CPU,
                                   for head widths that are multiples of 8 */

@@ -119,8 +119,8 @@ class Executor(Owner):
 
         `program`: a Model, or the address of a `cellkv_program` made in C; model and cache are kept
         alive. `cache`, or the `cache_key` of a published one. `strategy`: "ragged" (a query reads
-        the cells it sees and no others; on the CPU), "dense" (ggml's flash attention over all
-        rows), or "auto": ragged where it can be. `isa`: the instructions of ragged.
+        the cells it sees and no others; on the CPU), "dense" (ggml's flash attention with a
+        mask), or "auto": ragged where it can be. `isa`: the instructions of ragged.
         `n_threads` of the CPU, 1 .. 512; 0: one per core, at most 16. `max_batch`: most tokens
         computed at once, a wider step goes in slices; over a cache of kind SEQUENCE with windows
         more than its `max_step` is as good as that. `max_graphs`: most graphs kept;
