@@ -68,8 +68,8 @@ struct ck_layout {
 /* Lays a slice out by its sight, whose cells are rows below `extent`, a multiple of CK_ROW_PADDING
  * and at most the rows there are. Reuses the arrays of an earlier build; `layout` starts zeroed.
  * Depends on nothing else: the same sight, extent and limit give the same layout.
- * Returns CELLKV_OK or CELLKV_ERROR_OUT_OF_MEMORY. Cost: O(cells seen + views + n_queries blocks),
- * a block being CK_ROW_PADDING of the rows below `extent`. */
+ * Returns CELLKV_OK or CELLKV_ERROR_OUT_OF_MEMORY. Cost: O(cells seen + (views + n_queries)
+ * blocks), a block being CK_ROW_PADDING of the rows below `extent`. */
 cellkv_status ck_layout_build(struct ck_layout *layout, const struct ck_sight *sight,
                               int32_t extent, enum ck_layout_limit limit);
 

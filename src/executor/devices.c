@@ -88,7 +88,7 @@ static cellkv_status start_backends(struct ck_devices *devices, const struct ck_
 cellkv_status ck_devices_start(struct ck_devices *devices, const struct ck_storage *storage,
                                int32_t n_layers, int32_t n_threads) {
     *devices = (struct ck_devices){.n_threads = n_threads > 0 ? n_threads : ck_default_threads()};
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_dev_t cpu = ck_device_cpu();
     if (cpu == NULL) {
         return ck_fail(CELLKV_ERROR_UNKNOWN_DEVICE, "this ggml has no CPU device");
     }

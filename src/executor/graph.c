@@ -166,6 +166,33 @@ static void pin_node(void *taker, struct ggml_tensor *node) {
     pin(pinner->graph, node, pinner->layer);
 }
 
+static int find_backend(const struct ck_devices *devices, ggml_backend_t backend) {
+    int i = 0;
+    while (devices->backends[i] != backend) {
+        i++;
+    }
+    return i;
+}
+
+/* The mask of the layer's window. Of an input that is cut into pieces, the scheduler would send
+ * each piece to another device by itself, and for each layer anew: there we cut a copy that is made
+ * on the device. */
+static struct ggml_tensor *find_mask(cellkv_graph *graph, int32_t layer) {
+    const struct ck_graph_context *shared = graph->shared;
+    const int32_t window = shared->windows->of_layer[layer];
+    ggml_backend_t backend = shared->devices->of_layer[layer];
+    if (graph->layouts[window].n_pieces == 1 || backend == ck_devices_cpu(shared->devices)) {
+        return graph->masks[window];
+    }
+    struct ggml_tensor **sent =
+        &graph->sent_masks[window * CK_MAX_BACKENDS + find_backend(shared->devices, backend)];
+    if (*sent == NULL) {
+        *sent = ggml_cont(graph->context, graph->masks[window]);
+        pin(graph, *sent, layer);
+    }
+    return *sent;
+}
+
 static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
                                         struct ggml_tensor *k, struct ggml_tensor *v,
                                         const cellkv_attend_params *params) {
@@ -179,7 +206,7 @@ static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, stru
         .k = k,
         .v = v,
         .rows = graph->rows[window],
-        .mask = graph->masks[window],
+        .mask = find_mask(graph, layer),
         .layout = &graph->layouts[window],
         .params = params,
     };
@@ -399,7 +426,7 @@ static size_t max_inputs(const struct ck_windows *windows) {
 
 /* The tensors that layouts take, beyond what the program knows of. */
 static size_t layout_tensors(const cellkv_graph *graph) {
-    size_t n = 0;
+    size_t n = (size_t)graph->shared->windows->n_windows * CK_MAX_BACKENDS; /* masks sent */
     for (int32_t l = 0; graph->layouts != NULL && l < graph->shared->program->n_layers; l++) {
         n += ck_dense_extra_tensors(&graph->layouts[graph->shared->windows->of_layer[l]]);
     }
@@ -441,12 +468,14 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     graph->shape = *shape;
     graph->rows = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->rows);
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
+    graph->sent_masks =
+        ck_calloc((size_t)shared->windows->n_windows * CK_MAX_BACKENDS, sizeof *graph->sent_masks);
     graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
     if (shared->kernels != NULL) {
         graph->ragged = ck_calloc(n_layers, sizeof *graph->ragged);
     }
-    if (graph->rows == NULL || graph->masks == NULL || graph->attended == NULL ||
-        (graph->ragged == NULL) != (shared->kernels == NULL)) {
+    if (graph->rows == NULL || graph->masks == NULL || graph->sent_masks == NULL ||
+        graph->attended == NULL || (graph->ragged == NULL) != (shared->kernels == NULL)) {
         ck_graph_free(graph);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
     }
@@ -517,11 +546,12 @@ static void count_strayed(cellkv_graph *graph) {
     }
 }
 
-/* A bound on the tensors that the scheduler will meet: the nodes and the leafs they read. A leaf
- * that several nodes read counts several times, which leaves its hash table some air. */
+/* A bound on the tensors that the scheduler will meet: the nodes, the leafs they read, and what is
+ * pinned without being part of the graph. A leaf that several nodes read counts several times,
+ * which leaves its hash table some air. */
 static size_t count_tensors(const cellkv_graph *graph) {
     const int n_nodes = ggml_graph_n_nodes(graph->nodes);
-    size_t n = (size_t)n_nodes;
+    size_t n = (size_t)n_nodes + (size_t)graph->n_pins;
     for (int i = 0; i < n_nodes; i++) {
         const struct ggml_tensor *node = ggml_graph_node(graph->nodes, i);
         for (int s = 0; s < GGML_MAX_SRC; s++) {
@@ -603,6 +633,7 @@ void ck_graph_free(cellkv_graph *graph) {
     ck_free(graph->layouts);
     ck_free(graph->rows);
     ck_free(graph->masks);
+    ck_free(graph->sent_masks);
     ck_free(graph->pins);
     ck_free(graph->attended);
     ck_free(graph->ragged);

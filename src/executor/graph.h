@@ -80,6 +80,10 @@ struct cellkv_graph {
     struct ggml_tensor **rows;     /* [n_windows] I64 [n_tokens]; one where there is no ring */
     struct ggml_tensor **masks;    /* [n_windows] by ck_dense_new_mask; dense only */
 
+    /* [n_windows][CK_MAX_BACKENDS] the masks on each device that cuts them into pieces, NULL: not
+     * needed there */
+    struct ggml_tensor **sent_masks;
+
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 
     /* what must run where a layer's rows are */

@@ -89,10 +89,9 @@ static void open_homes(struct ck_homes *homes, const struct ck_source *source,
         add_mapped(homes, of_layer[l], source);
         add_typed(homes, of_layer[l], ggml_backend_dev_buffer_type(of_layer[l]), false);
     }
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu != NULL && !has_homes(homes, cpu)) {
-        add_mapped(homes, cpu, source);
-        add_typed(homes, cpu, ggml_backend_dev_buffer_type(cpu), false);
+    if (!has_homes(homes, homes->cpu)) {
+        add_mapped(homes, homes->cpu, source);
+        add_typed(homes, homes->cpu, ggml_backend_dev_buffer_type(homes->cpu), false);
     }
 }
 
@@ -177,10 +176,9 @@ static int find_home(const struct ck_homes *homes, ggml_backend_dev_t device,
 
 static cellkv_status choose(const struct ck_homes *homes, const struct ck_source *source,
                             const struct ck_weight *weight, ggml_backend_dev_t device, int *home) {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     *home = find_home(homes, device, source, weight);
-    if (*home < 0 && cpu != device) {
-        *home = find_home(homes, cpu, source, weight);
+    if (*home < 0 && homes->cpu != device) {
+        *home = find_home(homes, homes->cpu, source, weight);
     }
     if (*home >= 0) {
         return CELLKV_OK;
@@ -364,6 +362,9 @@ cellkv_status ck_homes_place(struct ck_homes *homes, const struct ck_weights *we
     cellkv_status status = CELLKV_OK;
     if (chosen == NULL || shared == NULL) {
         status = ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "placing the weights");
+    }
+    if (status == CELLKV_OK) {
+        status = cellkv_devices_of_layers("CPU", 1, &homes->cpu);
     }
     if (status == CELLKV_OK) {
         open_homes(homes, weights->source, of_layer, n_layers, repack);

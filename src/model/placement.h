@@ -30,6 +30,7 @@ enum { CK_MAX_HOMES = 3 * (CELLKV_MAX_DEVICES + 1) };
 struct ck_homes {
     struct ck_home homes[CK_MAX_HOMES]; /* those of a device in order of preference */
     int n_homes;
+    ggml_backend_dev_t cpu;
     int64_t mapped_bytes;
     int64_t repacked_bytes;
 };

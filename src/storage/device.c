@@ -1,3 +1,5 @@
+#define _POSIX_C_SOURCE 200809L /* recursive mutexes */
+
 #include "device.h"
 
 #include <limits.h>
@@ -13,11 +15,52 @@
 
 enum { MAX_DEFAULT_THREADS = 16 };
 
-/* ggml's registry can grow, and does not guard its readers against that. */
 static pthread_mutex_t registry = PTHREAD_MUTEX_INITIALIZER;
 
-/* A process has one connection to each server, and ggml does not guard it. */
-static pthread_mutex_t servers = PTHREAD_MUTEX_INITIALIZER;
+void ck_registry_enter(void) {
+    pthread_mutex_lock(&registry);
+}
+
+void ck_registry_leave(void) {
+    pthread_mutex_unlock(&registry);
+}
+
+/* A process has one connection to each server, and ggml does not guard it. Recursive: what runs in
+ * a step, a program's build or a caller's should_abort, may free or make things on a server, too.
+ */
+static pthread_mutex_t servers;
+static pthread_once_t servers_once = PTHREAD_ONCE_INIT;
+
+static void make_servers(void) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&servers, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+}
+
+static void servers_enter(void) {
+    pthread_once(&servers_once, make_servers);
+    pthread_mutex_lock(&servers);
+}
+
+static void servers_leave(void) {
+    pthread_mutex_unlock(&servers);
+}
+
+static ggml_backend_dev_t cpu;
+static pthread_once_t cpu_once = PTHREAD_ONCE_INIT;
+
+static void find_cpu(void) {
+    ck_registry_enter();
+    cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ck_registry_leave();
+}
+
+ggml_backend_dev_t ck_device_cpu(void) {
+    pthread_once(&cpu_once, find_cpu);
+    return cpu;
+}
 
 int32_t ck_default_threads(void) {
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
@@ -30,19 +73,19 @@ int32_t ck_default_threads(void) {
 /* ---- what there is ---- */
 
 int32_t cellkv_device_count(void) {
-    pthread_mutex_lock(&registry);
+    ck_registry_enter();
     const int32_t n = (int32_t)ggml_backend_dev_count();
-    pthread_mutex_unlock(&registry);
+    ck_registry_leave();
     return n;
 }
 
 const char *cellkv_device_name(int32_t i) {
     const char *name = NULL;
-    pthread_mutex_lock(&registry);
+    ck_registry_enter();
     if (i >= 0 && (size_t)i < ggml_backend_dev_count()) {
         name = ggml_backend_dev_name(ggml_backend_dev_get((size_t)i));
     }
-    pthread_mutex_unlock(&registry);
+    ck_registry_leave();
     return name;
 }
 
@@ -83,27 +126,26 @@ static cellkv_status fail_unknown(const char *name) {
                    name != NULL ? name : "(any)", known);
 }
 
-static cellkv_status find_remote(const char *address, ggml_backend_dev_t *device) {
-    pthread_mutex_lock(&servers);
-    const cellkv_status status = ck_rpc_find(address, device);
-    pthread_mutex_unlock(&servers);
+static cellkv_status find_local(const char *name, ggml_backend_dev_t *device) {
+    cellkv_status status = CELLKV_OK;
+    ck_registry_enter();
+    ggml_backend_dev_t found = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
+    if (found == NULL) {
+        status = fail_unknown(name);
+    } else {
+        *device = found;
+    }
+    ck_registry_leave();
     return status;
 }
 
 cellkv_status ck_device_find(const char *name, ggml_backend_dev_t *device) {
-    cellkv_status status = CELLKV_OK;
-    pthread_mutex_lock(&registry);
-    if (name != NULL && strncmp(name, CK_RPC_SCHEME, strlen(CK_RPC_SCHEME)) == 0) {
-        status = find_remote(name + strlen(CK_RPC_SCHEME), device);
-    } else {
-        ggml_backend_dev_t found = name != NULL ? ggml_backend_dev_by_name(name) : best_device();
-        if (found == NULL) {
-            status = fail_unknown(name);
-        } else {
-            *device = found;
-        }
+    if (name == NULL || strncmp(name, CK_RPC_SCHEME, strlen(CK_RPC_SCHEME)) != 0) {
+        return find_local(name, device);
     }
-    pthread_mutex_unlock(&registry);
+    servers_enter();
+    const cellkv_status status = ck_rpc_find(name + strlen(CK_RPC_SCHEME), device);
+    servers_leave();
     return status;
 }
 
@@ -216,13 +258,13 @@ static bool any_remote(struct ggml_backend_device *const *devices, int32_t n) {
 
 void cellkv_devices_enter(struct ggml_backend_device *const *of_layer, int32_t n_layers) {
     if (any_remote(of_layer, n_layers)) {
-        pthread_mutex_lock(&servers);
+        servers_enter();
     }
 }
 
 void cellkv_devices_leave(struct ggml_backend_device *const *of_layer, int32_t n_layers) {
     if (any_remote(of_layer, n_layers)) {
-        pthread_mutex_unlock(&servers);
+        servers_leave();
     }
 }
 
@@ -237,7 +279,7 @@ cellkv_status cellkv_devices_of_layers(const char *devices, int32_t n_layers,
     if (devices != NULL) {
         return find_named(devices, n_layers, of_layer);
     }
-    ggml_backend_dev_t best;
+    ggml_backend_dev_t best = NULL;
     cellkv_status status = ck_device_find(NULL, &best);
     for (int32_t l = 0; l < n_layers && status == CELLKV_OK; l++) {
         of_layer[l] = best;

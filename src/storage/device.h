@@ -28,6 +28,14 @@ bool ck_is_custom(const struct ggml_tensor *op);
 /* Whether Metal has a kernel of flash attention for these widths of K and V. */
 bool ck_metal_attends(int64_t head_dim_k, int64_t head_dim_v);
 
+/* The CPU's device; NULL: this ggml has none. */
+ggml_backend_dev_t ck_device_cpu(void);
+
+/* Around uses of ggml's registry, which can grow and does not guard its readers against that. The
+ * innermost lock of all. */
+void ck_registry_enter(void);
+void ck_registry_leave(void);
+
 /* Threads for the CPU where none are asked for: one per core, at most 16. */
 int32_t ck_default_threads(void);
 

@@ -25,7 +25,7 @@ bool ck_is_custom(const struct ggml_tensor *op) {
 /* A remote device says yes to everything, and its server ends when it cannot. What a server's
  * device is, the protocol does not tell: as good as our own CPU it has to be. */
 static bool remote_supports(const struct ggml_tensor *op) {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    ggml_backend_dev_t cpu = ck_device_cpu();
     return !ck_is_custom(op) && (cpu == NULL || ggml_backend_dev_supports_op(cpu, op));
 }
 

@@ -3,6 +3,7 @@
 
 #include "rpc.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 #include "cells/error.h"
+#include "device.h"
 
 /* Writing to who has hung up must not end the process: said for each call, or for the socket. */
 #ifndef MSG_NOSIGNAL
@@ -38,16 +40,25 @@ enum {
 enum { MAX_HOST = 255 };
 
 struct address {
+    const char *text; /* as it was given */
     char host[MAX_HOST + 1];
     char port[6];
-    char endpoint[MAX_HOST + 7]; /* host:port */
-    long index;                  /* of the server's device */
+    long index; /* of the server's device */
+    struct sockaddr_in resolved;
+    char endpoint[INET_ADDRSTRLEN + 6]; /* resolved, as ggml takes it: one server, one text */
 };
 
 typedef ggml_backend_reg_t (*add_server_t)(const char *endpoint);
 
+static ggml_backend_reg_t find_registered(const char *name) {
+    ck_registry_enter();
+    ggml_backend_reg_t found = ggml_backend_reg_by_name(name);
+    ck_registry_leave();
+    return found;
+}
+
 void *ck_rpc_function(const char *name) {
-    ggml_backend_reg_t rpc = ggml_backend_reg_by_name("RPC");
+    ggml_backend_reg_t rpc = find_registered("RPC");
     return rpc != NULL ? ggml_backend_reg_get_proc_address(rpc, name) : NULL;
 }
 
@@ -75,14 +86,27 @@ static cellkv_status parse_address(const char *text, struct address *address) {
         if (port > 0 && address->index >= 0) {
             snprintf(address->host, sizeof address->host, "%.*s", (int)(colon - text), text);
             snprintf(address->port, sizeof address->port, "%u", (unsigned)(uint16_t)port);
-            snprintf(address->endpoint, sizeof address->endpoint, "%s:%s", address->host,
-                     address->port);
+            address->text = text;
             return CELLKV_OK;
         }
     }
     return ck_fail(CELLKV_ERROR_INVALID_ARGUMENT,
                    "%s%s is no address: rpc://host:port or rpc://host:port/index is expected",
                    CK_RPC_SCHEME, text);
+}
+
+static cellkv_status resolve(struct address *address) {
+    const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    char numbers[INET_ADDRSTRLEN];
+    if (getaddrinfo(address->host, address->port, &hints, &found) != 0) {
+        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no such host", address->text);
+    }
+    memcpy(&address->resolved, found->ai_addr, sizeof address->resolved);
+    freeaddrinfo(found);
+    inet_ntop(AF_INET, &address->resolved.sin_addr, numbers, sizeof numbers);
+    snprintf(address->endpoint, sizeof address->endpoint, "%s:%s", numbers, address->port);
+    return CELLKV_OK;
 }
 
 /* ---- whether a server answers ---- */
@@ -105,17 +129,6 @@ static bool wait_for(int fd, short events, int64_t deadline) {
             return n == 1;
         }
     }
-}
-
-static bool resolve(const struct address *address, struct sockaddr_in *resolved) {
-    const struct addrinfo hints = {.ai_family = AF_INET, .ai_socktype = SOCK_STREAM};
-    struct addrinfo *found = NULL;
-    if (getaddrinfo(address->host, address->port, &hints, &found) != 0) {
-        return false;
-    }
-    memcpy(resolved, found->ai_addr, sizeof *resolved);
-    freeaddrinfo(found);
-    return true;
 }
 
 /* A connected socket, which does not block; -1: there is none to be had. */
@@ -168,10 +181,9 @@ static bool say_hello(int fd, int64_t deadline) {
 
 static cellkv_status check_server(const struct address *address) {
     const int64_t deadline = now_ms() + TIMEOUT_MS;
-    struct sockaddr_in resolved;
-    const int fd = resolve(address, &resolved) ? connect_to(&resolved, deadline) : -1;
+    const int fd = connect_to(&address->resolved, deadline);
     if (fd < 0) {
-        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no connection", address->endpoint);
+        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: no connection", address->text);
     }
     const bool answers = say_hello(fd, deadline);
     close(fd);
@@ -181,21 +193,20 @@ static cellkv_status check_server(const struct address *address) {
     return ck_fail(CELLKV_ERROR_NETWORK,
                    "rpc://%s: what listens there does not speak version %d.%d of ggml's RPC, or "
                    "serves somebody else",
-                   address->endpoint, VERSION_MAJOR, VERSION_MINOR);
+                   address->text, VERSION_MAJOR, VERSION_MINOR);
 }
 
 /* Whether this process has a connection to the address: ggml keeps one while any of the server's
  * buffers lives, and does not tell. */
 static bool is_connected_to(const struct address *address) {
-    enum { MAX_FD = 4096 };
-    struct sockaddr_in wanted, peer;
-    if (!resolve(address, &wanted)) {
-        return false;
-    }
-    for (int fd = 0; fd < MAX_FD; fd++) {
+    enum { MAX_FD = 1 << 16 };
+    const struct sockaddr_in *wanted = &address->resolved;
+    const long n_fds = sysconf(_SC_OPEN_MAX);
+    for (int fd = 0; fd < MAX_FD && fd < n_fds; fd++) {
+        struct sockaddr_in peer;
         socklen_t size = sizeof peer;
         if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0 && peer.sin_family == AF_INET &&
-            peer.sin_port == wanted.sin_port && peer.sin_addr.s_addr == wanted.sin_addr.s_addr) {
+            peer.sin_port == wanted->sin_port && peer.sin_addr.s_addr == wanted->sin_addr.s_addr) {
             return true;
         }
     }
@@ -208,7 +219,7 @@ static bool is_connected_to(const struct address *address) {
 static ggml_backend_reg_t find_server(const struct address *address) {
     char name[sizeof address->endpoint + sizeof "RPC[]"];
     snprintf(name, sizeof name, "RPC[%s]", address->endpoint);
-    return ggml_backend_reg_by_name(name);
+    return find_registered(name);
 }
 
 static cellkv_status add_server(const struct address *address, ggml_backend_reg_t *server) {
@@ -217,10 +228,11 @@ static cellkv_status add_server(const struct address *address, ggml_backend_reg_
     memcpy(&add, &function, sizeof add); /* C has no cast for it, POSIX has the promise */
     *server = add(address->endpoint);
     if (*server == NULL) {
-        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: the server lends no device",
-                       address->endpoint);
+        return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: the server lends no device", address->text);
     }
+    ck_registry_enter();
     ggml_backend_register(*server);
+    ck_registry_leave();
     return CELLKV_OK;
 }
 
@@ -230,11 +242,14 @@ cellkv_status ck_rpc_find(const char *text, ggml_backend_dev_t *device) {
     if (status != CELLKV_OK) {
         return status;
     }
-    ggml_backend_reg_t server = find_server(&address);
-    if (server == NULL && ck_rpc_function("ggml_backend_rpc_add_server") == NULL) {
-        return ck_fail(CELLKV_ERROR_UNSUPPORTED, "rpc://%s: this ggml was built without RPC",
-                       address.endpoint);
+    if (ck_rpc_function("ggml_backend_rpc_add_server") == NULL) {
+        return ck_fail(CELLKV_ERROR_UNSUPPORTED, "rpc://%s: this ggml was built without RPC", text);
     }
+    status = resolve(&address);
+    if (status != CELLKV_OK) {
+        return status;
+    }
+    ggml_backend_reg_t server = find_server(&address);
     /* A server that is known may be gone by now, and something else listen in its place. */
     if (server == NULL || !is_connected_to(&address)) {
         status = check_server(&address);
