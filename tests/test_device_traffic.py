@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from cellkv import Cache, Executor, Model
+from layouts import last_layout
 from rpc_servers import Server
 from rpc_wire import ANSWER_HEADER, OFFSET_BYTES, REQUEST_HEADER, TENSOR_BYTES, Message, Wire
 from table_program import random_tables
@@ -172,6 +173,31 @@ def test_each_window_has_a_mask_of_its_own(wire: Wire) -> None:
         extent = world.cache.stats.extent
         assert sent(step) == without(inputs(2, extent, 3) | {"outputs": 8}, "positions")
         assert read(step) == {RESULT: 4 * world.executor.n_result * 2}
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+@pytest.mark.parametrize("n_new", [1, 4])
+def test_the_masks_of_all_pieces_go_once_however_many_layers_read_them(
+    wire: Wire, n_new: int, n_layers: int
+) -> None:
+    """A step in pieces sends what one in one piece does, the mask being that of its layout."""
+    windows = (0, 300) * n_layers
+    tables = random_tables(np.random.default_rng(6), windows)
+    with World(tables, device=wire.device, strategy="dense") as world:
+        names = [f"s{i}" for i in range(6)]
+        world.open(*names)
+        for name in names:
+            world.prefill(name, 520 - 2 * n_new)
+        for _ in range(2):
+            wire.take()
+            world.step([name for name in names for _ in range(n_new)])
+        step, n = wire.take(), len(names) * n_new
+        layouts = [last_layout(world.executor, window) for window in range(2)]
+        assert min(layout.n_pieces for layout in layouts) > 1
+        mask = 2 * sum(layout.n_looked_at for layout in layouts)
+        assert sent(step) == {"tokens": 4 * n, "rows": 8 * n, "outputs": 4 * n, "mask": mask}
+        assert commands(step)["set_tensor"] == 5
+        assert read(step) == {RESULT: 4 * world.executor.n_result * n}
 
 
 def without(sizes: dict[str, int], name: str) -> dict[str, int]:
