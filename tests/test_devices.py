@@ -9,6 +9,7 @@ import contextlib
 import functools
 import multiprocessing
 import re
+import signal
 import socket
 import threading
 import time
@@ -148,7 +149,7 @@ def run_apart(function: Callable[..., None], *arguments: object) -> None:
     """Calls a function of this module in a process of its own, which may hang or be ended."""
     process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
     process.start()
-    process.join(90)
+    process.join(60)
     hangs = process.is_alive()
     process.kill()
     process.join()
@@ -264,6 +265,24 @@ def test_a_server_killed_in_mid_step_raises_and_another_serves_on(
                 with cache, executor:
                     results.append(executor.run([7], seq))
     np.testing.assert_array_equal(*results)
+
+
+def test_a_server_that_stops_answering_in_mid_step_raises_after_the_timeout(
+    tmp_path: Path,
+) -> None:
+    path = tiny_gguf.write_tiny(tmp_path / "tiny.gguf", tiny_gguf.VARIANTS["window"])
+    with (
+        Server() as server,
+        Wire(server.port) as wire,
+        Model.load(path, device=wire.device, isolated=True, timeout=20) as model,
+    ):
+        cache, executor, seq = prefill(model, wire.device)
+        wire.before_next("get_tensor", lambda: server.send_signal(signal.SIGSTOP))
+        model._worker._timeout = 1.0  # type: ignore[attr-defined]
+        with pytest.raises(WorkerDiedError, match="no answer to run within 1 s"):
+            executor.run([7], seq)
+        executor.close()
+        cache.close()
 
 
 # ---- what is refused ----

@@ -197,6 +197,9 @@ CALLS: dict[str, Callable[[Model, Cache, Executor, int], object]] = {
     "bad position": lambda m, c, e, s: e.run([1], s, positions=[9]),
     "not declared": lambda m, c, e, s: e.run([1], outputs="all"),
     "no slot": lambda m, c, e, s: [c.open() for _ in range(9)],
+    "devices": lambda m, c, e, s: m.new_cache(device=["CPU"]).stats,
+    "layers by device": lambda m, c, e, s: m.new_cache(device={"CPU": 2}).stats,
+    "too many layers": lambda m, c, e, s: m.new_cache(device={"CPU": 3}),
     "no device": lambda m, c, e, s: m.new_cache(device="Nowhere"),
     "no type": lambda m, c, e, s: m.new_cache(type_k="f8"),  # type: ignore[arg-type]
 }

@@ -15,6 +15,18 @@ struct ggml_tensor *ck_dense_new_mask(struct ggml_context *context,
                                  : ggml_new_tensor_1d(context, GGML_TYPE_F16, layout->mask_size);
 }
 
+struct ggml_tensor *ck_dense_mask_at_device(struct ggml_context *context,
+                                            const struct ck_layout *layout,
+                                            struct ggml_tensor *mask, ck_take_node take,
+                                            void *taker) {
+    if (layout->n_pieces == 1) {
+        return mask;
+    }
+    struct ggml_tensor *copy = ggml_cont(context, mask);
+    take(taker, copy);
+    return copy;
+}
+
 /* The nodes of one update-and-attend as they are made. */
 struct maker {
     struct ggml_context *context;
@@ -147,9 +159,10 @@ struct ggml_tensor *ck_dense_attend(struct ggml_context *context, const struct c
 }
 
 size_t ck_dense_extra_tensors(const struct ck_layout *layout) {
-    /* Views of q, K, V and the mask, q permuted, attention, concatenation. In a copy of K or of V,
-     * a view and a copy; for each further run two views and a copy; and a view of the whole. */
-    const size_t by_pieces = layout->n_pieces > 1 ? 7 * (size_t)layout->n_pieces : 0;
+    /* The mask. Views of q, K, V and the mask, q permuted, attention, concatenation. In a copy of K
+     * or of V, a view and a copy; for each further run two views and a copy; a view of the whole.
+     */
+    const size_t by_pieces = layout->n_pieces > 1 ? 8 * (size_t)layout->n_pieces : 0;
     return layout->n_runs > layout->n_pieces ? by_pieces + 6 * (size_t)layout->n_runs : by_pieces;
 }
 
@@ -181,11 +194,8 @@ static void probe_layout(struct ggml_context *context, const cellkv_layer *layer
     op.k = op.q;
     op.v = ggml_new_tensor_3d(context, GGML_TYPE_F32, layer->head_dim_v, heads, PROBE_TOKENS);
     op.rows = ggml_new_tensor_1d(context, GGML_TYPE_I64, PROBE_TOKENS);
-    op.mask = ck_dense_new_mask(context, layout);
-    if (layout->n_pieces > 1) { /* the graph has such a mask copied on the device */
-        op.mask = ggml_cont(context, op.mask);
-        probe_node(probe, op.mask);
-    }
+    op.mask = ck_dense_mask_at_device(context, layout, ck_dense_new_mask(context, layout),
+                                      probe_node, probe);
     ck_dense_attend(context, &op, probe_node, probe);
 }
 

@@ -21,7 +21,7 @@ struct ck_dense_op {
     const cellkv_layer *layer;
     struct ggml_tensor *q, *k, *v; /* as cellkv_attend has checked them */
     struct ggml_tensor *rows;      /* I64 [n_tokens], the tokens' cells */
-    struct ggml_tensor *mask;      /* by ck_dense_new_mask, rendered by ck_layout_render_mask */
+    struct ggml_tensor *mask;      /* by ck_dense_mask_at_device */
     const struct ck_layout *layout;
     const cellkv_attend_params *params;
 };
@@ -29,9 +29,16 @@ struct ck_dense_op {
 /* Called with each node that must run on the layer's device, sources first. */
 typedef void (*ck_take_node)(void *taker, struct ggml_tensor *node);
 
-/* F16, 0 where seen, else -inf: [extent, n_queries] of a single piece, else all pieces' masks one
- * after the other. */
+/* The input for ck_layout_render_mask, F16: [extent, n_queries] of a single piece, else all pieces'
+ * masks one after the other. */
 struct ggml_tensor *ck_dense_new_mask(struct ggml_context *context, const struct ck_layout *layout);
+
+/* What layers of one device read of that input: a copy there, of which there can be views, or the
+ * input. ggml's scheduler would send each view of an input apart, as often as there are layers. */
+struct ggml_tensor *ck_dense_mask_at_device(struct ggml_context *context,
+                                            const struct ck_layout *layout,
+                                            struct ggml_tensor *mask, ck_take_node take,
+                                            void *taker);
 
 /* Builds the nodes; returns the attention, F32 [head_dim_v, n_heads, n_tokens]. */
 struct ggml_tensor *ck_dense_attend(struct ggml_context *context, const struct ck_dense_op *op,

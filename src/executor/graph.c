@@ -166,31 +166,17 @@ static void pin_node(void *taker, struct ggml_tensor *node) {
     pin(pinner->graph, node, pinner->layer);
 }
 
-static int find_backend(const struct ck_devices *devices, ggml_backend_t backend) {
-    int i = 0;
-    while (devices->backends[i] != backend) {
-        i++;
+/* Layers of one device share it. */
+static struct ggml_tensor *mask_of_layer(struct pinner *pinner, int32_t window) {
+    cellkv_graph *graph = pinner->graph;
+    struct ck_mask *read = &graph->masks_read[window];
+    ggml_backend_t backend = graph->shared->devices->of_layer[pinner->layer];
+    if (read->backend != backend) {
+        read->backend = backend;
+        read->tensor = ck_dense_mask_at_device(graph->context, &graph->layouts[window],
+                                               graph->masks[window], pin_node, pinner);
     }
-    return i;
-}
-
-/* The mask of the layer's window. Of an input that is cut into pieces, the scheduler would send
- * each piece to another device by itself, and for each layer anew: there we cut a copy that is made
- * on the device. */
-static struct ggml_tensor *find_mask(cellkv_graph *graph, int32_t layer) {
-    const struct ck_graph_context *shared = graph->shared;
-    const int32_t window = shared->windows->of_layer[layer];
-    ggml_backend_t backend = shared->devices->of_layer[layer];
-    if (graph->layouts[window].n_pieces == 1 || backend == ck_devices_cpu(shared->devices)) {
-        return graph->masks[window];
-    }
-    struct ggml_tensor **sent =
-        &graph->sent_masks[window * CK_MAX_BACKENDS + find_backend(shared->devices, backend)];
-    if (*sent == NULL) {
-        *sent = ggml_cont(graph->context, graph->masks[window]);
-        pin(graph, *sent, layer);
-    }
-    return *sent;
+    return read->tensor;
 }
 
 static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, struct ggml_tensor *q,
@@ -198,6 +184,7 @@ static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, stru
                                         const cellkv_attend_params *params) {
     const struct ck_graph_context *shared = graph->shared;
     const int32_t window = shared->windows->of_layer[layer];
+    struct pinner pinner = {graph, layer};
     const struct ck_dense_op op = {
         .k_rows = ck_storage_k(shared->storage, layer),
         .v_rows = ck_storage_v(shared->storage, layer),
@@ -206,11 +193,10 @@ static struct ggml_tensor *attend_dense(cellkv_graph *graph, int32_t layer, stru
         .k = k,
         .v = v,
         .rows = graph->rows[window],
-        .mask = find_mask(graph, layer),
+        .mask = mask_of_layer(&pinner, window),
         .layout = &graph->layouts[window],
         .params = params,
     };
-    struct pinner pinner = {graph, layer};
     return ck_dense_attend(graph->context, &op, pin_node, &pinner);
 }
 
@@ -426,7 +412,7 @@ static size_t max_inputs(const struct ck_windows *windows) {
 
 /* The tensors that layouts take, beyond what the program knows of. */
 static size_t layout_tensors(const cellkv_graph *graph) {
-    size_t n = (size_t)graph->shared->windows->n_windows * CK_MAX_BACKENDS; /* masks sent */
+    size_t n = 0;
     for (int32_t l = 0; graph->layouts != NULL && l < graph->shared->program->n_layers; l++) {
         n += ck_dense_extra_tensors(&graph->layouts[graph->shared->windows->of_layer[l]]);
     }
@@ -468,13 +454,12 @@ static cellkv_status new_empty(const struct ck_graph_context *shared, const stru
     graph->shape = *shape;
     graph->rows = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->rows);
     graph->masks = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks);
-    graph->sent_masks =
-        ck_calloc((size_t)shared->windows->n_windows * CK_MAX_BACKENDS, sizeof *graph->sent_masks);
+    graph->masks_read = ck_calloc((size_t)shared->windows->n_windows, sizeof *graph->masks_read);
     graph->attended = ck_calloc(n_layers, sizeof *graph->attended);
     if (shared->kernels != NULL) {
         graph->ragged = ck_calloc(n_layers, sizeof *graph->ragged);
     }
-    if (graph->rows == NULL || graph->masks == NULL || graph->sent_masks == NULL ||
+    if (graph->rows == NULL || graph->masks == NULL || graph->masks_read == NULL ||
         graph->attended == NULL || (graph->ragged == NULL) != (shared->kernels == NULL)) {
         ck_graph_free(graph);
         return ck_fail(CELLKV_ERROR_OUT_OF_MEMORY, "graph: no memory");
@@ -633,7 +618,7 @@ void ck_graph_free(cellkv_graph *graph) {
     ck_free(graph->layouts);
     ck_free(graph->rows);
     ck_free(graph->masks);
-    ck_free(graph->sent_masks);
+    ck_free(graph->masks_read);
     ck_free(graph->pins);
     ck_free(graph->attended);
     ck_free(graph->ragged);

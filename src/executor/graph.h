@@ -64,6 +64,12 @@ struct ck_pin {
     bool is_attention;
 };
 
+/* A mask where a layer's device has it. */
+struct ck_mask {
+    struct ggml_tensor *tensor;
+    ggml_backend_t backend;
+};
+
 struct cellkv_graph {
     const struct ck_graph_context *shared;
     struct ck_shape shape;     /* with layouts of its own, */
@@ -80,9 +86,7 @@ struct cellkv_graph {
     struct ggml_tensor **rows;     /* [n_windows] I64 [n_tokens]; one where there is no ring */
     struct ggml_tensor **masks;    /* [n_windows] by ck_dense_new_mask; dense only */
 
-    /* [n_windows][CK_MAX_BACKENDS] the masks on each device that cuts them into pieces, NULL: not
-     * needed there */
-    struct ggml_tensor **sent_masks;
+    struct ck_mask *masks_read; /* [n_windows] what the last layer attended has read of the mask */
 
     struct ggml_tensor *result; /* F32 [n_result, n_outputs]; NULL if there are none */
 
