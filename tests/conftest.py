@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 import cellkv
-from cellkv import demo
+import workers
+from cellkv import Model, demo
 from rpc_servers import Server
+from tiny_gguf import write_tiny
 from world import NewWorld, World
 
 RPC, RPC_SPLIT = "rpc", "rpc-split"
@@ -121,6 +123,19 @@ def new_world(strategy: str) -> NewWorld:
 def vectors() -> Path:
     """Return the folder of reference vectors."""
     return Path(__file__).resolve().parent / "vectors"
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the model of which workers have long steps."""
+    return write_tiny(tmp_path_factory.mktemp("workers") / "tiny.gguf", workers.TINY)
+
+
+@pytest.fixture
+def mortal(tiny_path: Path) -> Iterator[Model]:
+    """Isolate a model of the test's own."""
+    with Model.load(tiny_path, isolated=True) as model:
+        yield model
 
 
 @pytest.fixture(scope="session")

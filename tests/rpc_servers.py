@@ -52,6 +52,13 @@ class Server:
         self._process.kill()
         self._process.wait()
 
+    def send_signal(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> int:
+        """How the process ended, as `subprocess.Popen.returncode` says it."""
+        return self._process.wait(seconds)
+
     def _wait_until_it_listens(self, seconds: float) -> None:
         """By connecting, which the server sees as a client that leaves without a word."""
         deadline = time.monotonic() + seconds

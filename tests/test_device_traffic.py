@@ -175,25 +175,30 @@ def test_each_window_has_a_mask_of_its_own(wire: Wire) -> None:
         assert read(step) == {RESULT: 4 * world.executor.n_result * 2}
 
 
-def test_sequences_in_blocks_of_their_own_have_shorter_masks_which_go_once(wire: Wire) -> None:
-    n_seqs = 8
-    tables = random_tables(np.random.default_rng(5), windows=(0, 0, 100))
+@pytest.mark.parametrize("n_new", [1, 4])
+def test_sequences_in_blocks_of_their_own_have_shorter_masks_which_go_once(
+    wire: Wire, n_new: int
+) -> None:
+    """Once for all pieces, and for all layers of a window."""
+    tables = random_tables(np.random.default_rng(5), windows=(0, 0, 100, 0, 100))
     with World(tables, device=wire.device, strategy="dense") as world:
-        names = [f"s{i}" for i in range(n_seqs)]
+        names = [f"s{i}" for i in range(8)]
         world.open(*names)
         for name in names:
             world.prefill(name, 240)
         for _ in range(2):
             wire.take()
-            world.step(names)
-        step = wire.take()
+            world.step([name for name in names for _ in range(n_new)])
+        step, n_tokens = wire.take(), len(names) * n_new
         layouts = [last_layout(world.executor, window) for window in range(2)]
+        assert min(layout.n_pieces for layout in layouts) > 1
         n_looked_at = sum(layout.n_looked_at for layout in layouts)
-        common = inputs(n_seqs, world.cache.stats.extent) | {"outputs": 4 * n_seqs}
+        common = inputs(n_tokens, world.cache.stats.extent) | {"outputs": 4 * n_tokens}
         assert sent(step) == without(common, "positions") | {"mask": 2 * n_looked_at}
-        in_one_call = 2 * n_seqs * padded(world.cache.stats.extent)
+        in_one_call = 2 * n_tokens * padded(world.cache.stats.extent)
         assert n_looked_at < in_one_call / 2
         assert commands(step) == {"set_tensor": 5, "graph_recompute": 1, "get_tensor": 1}
+        assert read(step) == {RESULT: 4 * world.executor.n_result * n_tokens}
 
 
 def without(sizes: dict[str, int], name: str) -> dict[str, int]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import multiprocessing
 import re
+import signal
 import socket
 import threading
 import time
@@ -140,6 +142,92 @@ def test_rows_without_weights_on_the_device(servers: tuple[Server, Server]) -> N
             assert executor.stats.n_attention_strayed == 0
 
 
+# ---- several at one server ----
+
+
+def run_apart(function: Callable[..., None], *arguments: object) -> None:
+    """Calls a function of this module in a process of its own, which may hang or be ended."""
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
+    process.start()
+    process.join(60)
+    hangs = process.is_alive()
+    process.kill()
+    process.join()
+    assert not hangs
+    assert process.exitcode == 0
+
+
+def decode(world: World, n: int) -> npt.NDArray[np.float32]:
+    """The results of n steps from the same start."""
+    world.cache.clear()
+    world.open("a", "b")
+    tokens = [1, 2, 3, 4]
+    seqs = [world.handles[name] for name in "aabb"]
+    return np.concatenate([world.executor.run(tokens, seqs, outputs="all") for _ in range(n)])
+
+
+def decode_while_others_come_and_go(path: Path, device: str) -> None:
+    n_steps, results = 150, [[], []]
+    tables = [random_tables(np.random.default_rng(seed)) for seed in (8, 9)]
+    with (
+        World(tables[0], device=device, strategy="dense") as one,
+        World(tables[1], device=device, strategy="dense") as other,
+    ):
+        alone = [decode(one, n_steps), decode(other, n_steps)]
+        started = threading.Barrier(3)
+
+        def work(world: World, into: list[npt.NDArray[np.float32]]) -> None:
+            started.wait()
+            into.append(decode(world, n_steps))
+
+        pairs = zip((one, other), results, strict=True)
+        threads = [threading.Thread(target=work, args=pair) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        started.wait()
+        n_loaded = 0
+        while any(thread.is_alive() for thread in threads):
+            with Model.load(path, device=device) as model:
+                for _ in range(5):
+                    model.new_cache(initial_rows=256).close()
+            n_loaded += 1
+        assert n_loaded > 3
+    for (together,), want in zip(results, alone, strict=True):
+        np.testing.assert_array_equal(together, want)
+
+
+def test_threads_take_turns_at_a_server(tmp_path: Path) -> None:
+    """One connection for two executors, and for what is loaded, made and freed meanwhile."""
+    path = tiny_gguf.write_tiny(tmp_path / "tiny.gguf", tiny_gguf.VARIANTS["plain"])
+    with Server() as server:
+        run_apart(decode_while_others_come_and_go, path, server.device)
+
+
+def close_a_cache_when_asked_to_abort(path: Path, device: str) -> None:
+    other = Cache(layers(), device=device)
+
+    def should_abort() -> bool:
+        other.close()
+        Cache(layers(), device=device).close()
+        return False
+
+    with (
+        Model.load(path, device=f"CPU=1,{device}=1") as model,
+        model.new_cache() as cache,
+        model.executor(cache, should_abort=should_abort) as executor,
+    ):
+        executor.run([1, 2, 3], cache.open())
+    assert other.closed
+
+
+def test_a_step_that_is_asked_to_abort_may_free_and_make_things_on_its_server(
+    tmp_path: Path,
+) -> None:
+    path = tiny_gguf.write_tiny(tmp_path / "tiny.gguf", tiny_gguf.VARIANTS["plain"])
+    with Server() as server:
+        run_apart(close_a_cache_when_asked_to_abort, path, server.device)
+
+
 # ---- a server that goes away ----
 
 
@@ -177,6 +265,24 @@ def test_a_server_killed_in_mid_step_raises_and_another_serves_on(
                 with cache, executor:
                     results.append(executor.run([7], seq))
     np.testing.assert_array_equal(*results)
+
+
+def test_a_server_that_stops_answering_in_mid_step_raises_after_the_timeout(
+    tmp_path: Path,
+) -> None:
+    path = tiny_gguf.write_tiny(tmp_path / "tiny.gguf", tiny_gguf.VARIANTS["window"])
+    with (
+        Server() as server,
+        Wire(server.port) as wire,
+        Model.load(path, device=wire.device, isolated=True, timeout=20) as model,
+    ):
+        cache, executor, seq = prefill(model, wire.device)
+        wire.before_next("get_tensor", lambda: server.send_signal(signal.SIGSTOP))
+        model._worker._timeout = 1.0  # type: ignore[attr-defined]
+        with pytest.raises(WorkerDiedError, match="no answer to run within 1 s"):
+            executor.run([7], seq)
+        executor.close()
+        cache.close()
 
 
 # ---- what is refused ----

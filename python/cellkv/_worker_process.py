@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -75,40 +75,51 @@ class WorkerProcess:
         self,
         target: int,
         name: str,
-        arguments: tuple[Any, ...] | None = None,
-        keywords: Mapping[str, Any] = {},
-    ) -> Reply:
-        """Have the worker call a method or read a property, and wait.
+        arguments: tuple[Any, ...] | None,
+        keywords: Mapping[str, Any],
+        receive: Callable[[WorkerProcess, Reply], Any],
+    ) -> Any:
+        """Have the worker call a method or read a property, and wait; what `receive` makes of it.
 
-        Raises what that raised; WorkerDiedError.
+        What was made in the worker is dropped there if an interrupt comes before this returns.
+        Raises what the call raised; WorkerDiedError.
         """
         if os.getpid() != self._owner:
             raise UnsupportedError("an isolated model cannot be used in a fork of its process")
         number = next(self._numbers)
         message = pickle.dumps(Request(number, target, name, arguments, keywords))
-        waiting = self._waiting[number] = _Waiting()
+        waiting = _Waiting()
         try:
+            self._waiting[number] = waiting
             self._outbox.put(message)
             if self._death is None and not waiting.done.wait(self._timeout):
                 self._bury(f"gave no answer to {name} within {self._timeout:g} s and was ended")
                 self._process.kill()
+            reply = waiting.reply
+            if reply is not None and reply.error is None:
+                return receive(self, reply)
         except BaseException:  # Ctrl-C, or what another signal's handler raises
             self._outbox.put(pickle.dumps(Abandon(number)))
             waiting.done.wait(_GRACE)
+            if number in self._objects:
+                self.drop(number)
             raise
         finally:
             self._waiting.pop(number, None)
-        reply = waiting.reply
         if reply is None:
             raise WorkerDiedError(f"the worker process {self.pid} {self._death}")
-        if reply.error is not None:
-            raise reply.error
-        if reply.made is not None:
-            self._objects.add(number)
-        return reply
+        assert reply.error is not None
+        raise reply.error
+
+    def keep(self, number: int) -> None:
+        """Count an object among those for which the worker lives."""
+        self._objects.add(number)
 
     def drop(self, number: int) -> None:
-        """Give up an object; with the last one the worker ends. A finalizer may call this."""
+        """Give up an object; with the last one the worker ends. A finalizer may call this.
+
+        Doing so twice is fine.
+        """
         if os.getpid() != self._owner:
             return
         self._objects.discard(number)

@@ -121,7 +121,7 @@ def _ask(
         target = held.enter_context(proxy._owned.inside())
         sent_arguments = None if arguments is None else tuple(sent(one) for one in arguments)
         sent_keywords = {key: sent(value) for key, value in keywords.items()}
-        return _received(worker, worker.ask(target, name, sent_arguments, sent_keywords))
+        return worker.ask(target, name, sent_arguments, sent_keywords, _received)
 
 
 def _received(worker: WorkerProcess, reply: Reply) -> Any:
@@ -135,6 +135,7 @@ def _received(worker: WorkerProcess, reply: Reply) -> Any:
     proxy = object.__new__(proxies[reply.made])
     proxy._worker = worker
     proxy._owned = Remote(reply.number, worker.drop, reply.made.lower())
+    worker.keep(reply.number)
     proxy._finalizer = weakref.finalize(proxy, proxy._owned.close)
     return proxy
 
@@ -203,7 +204,7 @@ def make_model(
     sent_options = {name: plain(value) for name, value in options.items()}
     worker = WorkerProcess(_as_timeout(timeout))
     try:
-        model: Model = _received(worker, worker.ask(MODELS, maker, sent_arguments, sent_options))
+        model: Model = worker.ask(MODELS, maker, sent_arguments, sent_options, _received)
     except BaseException:
         worker.end()
         raise
