@@ -150,7 +150,7 @@ asan    = ASAN_OPTIONS=allocator_may_return_null=1:detect_leaks=$(1) UBSAN_OPTIO
 test-sanitize: built-sanitize $(venv)/.has-project $(venv)/.has-test $(models) ## SUITE under ASan and UBSan
 	$(call asan,1) $(bin)/meson test -C $(build)/sanitize --no-rebuild --print-errorlogs
 	$(call in_tree,sanitize) $(call asan,0) LD_PRELOAD="$(preload)" \
-		$(bin)/python -m pytest $(PYTEST_FLAGS) $(SUITE)
+		$(bin)/python -m pytest -n auto $(PYTEST_FLAGS) $(SUITE)
 
 test-threads: $(build)/threads/build.ninja ## the registry from 64 threads, under ThreadSanitizer
 	$(bin)/ninja -C $(build)/threads --quiet tests/c/test_registry

@@ -8,6 +8,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,6 +100,12 @@ def _device_of(request: pytest.FixtureRequest) -> str:
         return label
     one, other = request.getfixturevalue("servers")
     return one.device if label == RPC else f"{one.device},{other.device}"
+
+
+def pytest_configure() -> None:
+    """Have Ctrl-C interrupt: a run in the background ignores it, and so would what it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
