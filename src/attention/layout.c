@@ -103,25 +103,32 @@ static struct reach measure(const uint8_t *blocks, int32_t n_blocks) {
     return reach;
 }
 
-static int64_t cost_in_place(const struct reach *reach, int32_t n_queries) {
+/* What pieces may be, and what the cost of a call is taken for. */
+struct terms {
+    enum ck_layout_limit limit;
+    int64_t call_cost;
+};
+
+static int64_t cost_in_place(const struct reach *reach, int32_t n_queries,
+                             const struct terms *terms) {
     const int64_t n_gaps = reach->end - reach->first - reach->n_blocks;
-    return CALL_COST + (int64_t)n_queries * (reach->n_blocks + GAP_COST * n_gaps);
+    return terms->call_cost + (int64_t)n_queries * (reach->n_blocks + GAP_COST * n_gaps);
 }
 
-static int64_t cost_gathered(const struct reach *reach, int32_t n_queries) {
-    return CALL_COST + ((int64_t)n_queries + GATHER_COST) * reach->n_blocks +
+static int64_t cost_gathered(const struct reach *reach, int32_t n_queries,
+                             const struct terms *terms) {
+    return terms->call_cost + ((int64_t)n_queries + GATHER_COST) * reach->n_blocks +
            (int64_t)RUN_COST * reach->n_runs;
 }
 
-static bool should_gather(const struct reach *reach, int32_t n_queries,
-                          enum ck_layout_limit limit) {
-    return limit == CK_LAYOUT_COPIES &&
-           cost_gathered(reach, n_queries) < cost_in_place(reach, n_queries);
+static bool should_gather(const struct reach *reach, int32_t n_queries, const struct terms *terms) {
+    return terms->limit == CK_LAYOUT_COPIES &&
+           cost_gathered(reach, n_queries, terms) < cost_in_place(reach, n_queries, terms);
 }
 
-static int64_t cost_of(const struct reach *reach, int32_t n_queries, enum ck_layout_limit limit) {
-    return should_gather(reach, n_queries, limit) ? cost_gathered(reach, n_queries)
-                                                  : cost_in_place(reach, n_queries);
+static int64_t cost_of(const struct reach *reach, int32_t n_queries, const struct terms *terms) {
+    return should_gather(reach, n_queries, terms) ? cost_gathered(reach, n_queries, terms)
+                                                  : cost_in_place(reach, n_queries, terms);
 }
 
 /* ---- pieces ---- */
@@ -192,16 +199,16 @@ static void unite(uint8_t *both, const uint8_t *open, const uint8_t *more, int32
 }
 
 static bool close_piece(struct ck_layout *layout, const struct open_piece *open,
-                        enum ck_layout_limit limit, int64_t *cost) {
-    *cost += cost_of(&open->reach, open->n_queries, limit);
-    const bool gather = should_gather(&open->reach, open->n_queries, limit);
+                        const struct terms *terms, int64_t *cost) {
+    *cost += cost_of(&open->reach, open->n_queries, terms);
+    const bool gather = should_gather(&open->reach, open->n_queries, terms);
     return add_piece(layout, open->n_queries, &open->reach, gather ? open->blocks : NULL);
 }
 
 /* Makes the pieces from the blocks marked, and tells what they cost; stops where there are too
  * many. */
 static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_blocks,
-                        enum ck_layout_limit limit, int64_t *cost) {
+                        const struct terms *terms, int32_t max_pieces, int64_t *cost) {
     const uint8_t *query = layout->blocks;
     uint8_t *both = layout->blocks + ((size_t)n_queries + 1) * (size_t)n_blocks;
     struct open_piece open = {.blocks = both - n_blocks};
@@ -210,9 +217,9 @@ static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_b
         unite(both, open.blocks, query, n_blocks);
         const struct reach own = measure(query, n_blocks), united = measure(both, n_blocks);
         if (open.n_queries > 0 &&
-            cost_of(&united, open.n_queries + 1, limit) >
-                cost_of(&open.reach, open.n_queries, limit) + cost_of(&own, 1, limit)) {
-            if (!close_piece(layout, &open, limit, cost)) {
+            cost_of(&united, open.n_queries + 1, terms) >
+                cost_of(&open.reach, open.n_queries, terms) + cost_of(&own, 1, terms)) {
+            if (!close_piece(layout, &open, terms, cost)) {
                 return false;
             }
             open.n_queries = 0;
@@ -220,39 +227,62 @@ static bool make_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_b
         memcpy(open.blocks, open.n_queries > 0 ? both : query, (size_t)n_blocks);
         open.reach = open.n_queries > 0 ? united : own;
         open.n_queries++;
-        if (layout->n_pieces == CK_MAX_LAYOUT_PIECES || layout->n_runs > CK_MAX_LAYOUT_RUNS) {
+        if (layout->n_pieces == max_pieces || layout->n_runs > CK_MAX_LAYOUT_RUNS) {
             return true;
         }
     }
-    return close_piece(layout, &open, limit, cost);
+    return close_piece(layout, &open, terms, cost);
 }
 
 /* ---- the whole ---- */
 
+static bool is_whole(const struct ck_layout *layout, int32_t n_queries) {
+    return layout->n_queries == n_queries && layout->n_runs <= CK_MAX_LAYOUT_RUNS;
+}
+
+/* Makes at most so many pieces, and tells what they cost. Where there would be more, calls are
+ * taken to be dearer, until enough queries join: in the end all do. */
+static bool make_few_pieces(struct ck_layout *layout, int32_t n_queries, int32_t n_blocks,
+                            enum ck_layout_limit limit, int32_t max_pieces, int64_t *cost) {
+    enum { DEARER = 4 };
+    struct terms terms = {.limit = limit, .call_cost = CALL_COST};
+    const int64_t dearest = (int64_t)n_queries * n_blocks * (GAP_COST + 1) * DEARER;
+    bool has_memory = make_pieces(layout, n_queries, n_blocks, &terms, max_pieces, cost);
+    while (has_memory && !is_whole(layout, n_queries) && terms.call_cost < dearest) {
+        terms.call_cost *= DEARER;
+        clear(layout);
+        has_memory = make_pieces(layout, n_queries, n_blocks, &terms, max_pieces, cost);
+    }
+    *cost -= layout->n_pieces * (terms.call_cost - CALL_COST);
+    return has_memory;
+}
+
 /* Whether there are pieces that are worth it: false, too, where there is no memory. */
 static bool cut(struct ck_layout *layout, const struct ck_sight *sight, int32_t n_blocks,
-                enum ck_layout_limit limit, bool *has_memory) {
+                enum ck_layout_limit limit, int32_t max_pieces, bool *has_memory) {
     const struct reach all = {.end = n_blocks, .n_blocks = n_blocks};
-    const int64_t cost_of_one = cost_in_place(&all, sight->n_queries);
+    const struct terms terms = {.limit = limit, .call_cost = CALL_COST};
+    const int64_t cost_of_one = cost_in_place(&all, sight->n_queries, &terms);
     int64_t cost;
     *has_memory = reserve_scratch(layout, sight->n_queries, n_blocks);
     for (int32_t s = 0; *has_memory && s < sight->n_segments; s++) {
         mark_segment(layout, sight, &sight->segments[s], n_blocks);
     }
-    *has_memory = *has_memory && make_pieces(layout, sight->n_queries, n_blocks, limit, &cost);
-    return *has_memory && layout->n_queries == sight->n_queries &&
-           layout->n_runs <= CK_MAX_LAYOUT_RUNS &&
+    *has_memory = *has_memory &&
+                  make_few_pieces(layout, sight->n_queries, n_blocks, limit, max_pieces, &cost);
+    return *has_memory && is_whole(layout, sight->n_queries) &&
            cost * WORTH_DENOMINATOR <= cost_of_one * WORTH_NUMERATOR;
 }
 
 cellkv_status ck_layout_build(struct ck_layout *layout, const struct ck_sight *sight,
-                              int32_t extent, enum ck_layout_limit limit) {
-    assert(extent > 0 && extent % CK_ROW_PADDING == 0);
+                              int32_t extent, enum ck_layout_limit limit, int32_t max_pieces) {
+    assert(extent > 0 && extent % CK_ROW_PADDING == 0 && max_pieces >= 1);
     const int32_t n_blocks = extent / CK_ROW_PADDING;
     const struct reach all = {.end = n_blocks, .n_blocks = n_blocks};
     bool has_memory = true;
     clear(layout);
-    if (limit != CK_LAYOUT_ONE_CALL && cut(layout, sight, n_blocks, limit, &has_memory)) {
+    if (limit != CK_LAYOUT_ONE_CALL &&
+        cut(layout, sight, n_blocks, limit, max_pieces, &has_memory)) {
         return CELLKV_OK;
     }
     clear(layout);

@@ -20,9 +20,8 @@
 
 #include "cells/sight.h"
 
+/* Beyond these, pieces are joined. */
 enum {
-    /* Graph nodes are made for each piece and run, in every layer: beyond these one call is made
-     * for all queries. */
     CK_MAX_LAYOUT_PIECES = 256,
     CK_MAX_LAYOUT_RUNS = 1024,
 };
@@ -66,12 +65,13 @@ struct ck_layout {
 };
 
 /* Lays a slice out by its sight, whose cells are rows below `extent`, a multiple of CK_ROW_PADDING
- * and at most the rows there are. Reuses the arrays of an earlier build; `layout` starts zeroed.
- * Depends on nothing else: the same sight, extent and limit give the same layout.
+ * and at most the rows there are, in 1 .. CK_MAX_LAYOUT_PIECES pieces at most. Reuses the arrays of
+ * an earlier build; `layout` starts zeroed. Depends on nothing else: the same arguments give the
+ * same layout.
  * Returns CELLKV_OK or CELLKV_ERROR_OUT_OF_MEMORY. Cost: O(cells seen + (views + n_queries)
  * blocks), a block being CK_ROW_PADDING of the rows below `extent`. */
 cellkv_status ck_layout_build(struct ck_layout *layout, const struct ck_sight *sight,
-                              int32_t extent, enum ck_layout_limit limit);
+                              int32_t extent, enum ck_layout_limit limit, int32_t max_pieces);
 
 /* Whether graphs of these layouts are the same. */
 bool ck_layout_equal(const struct ck_layout *a, const struct ck_layout *b);

@@ -123,13 +123,22 @@ static cellkv_status reserve_mask(struct ck_scratch *scratch, const struct ck_la
     return CELLKV_OK;
 }
 
+/* Each piece makes nodes in every layer, and ggml's scheduler takes 20 kB of address space for each
+ * node there is. */
+static int32_t most_pieces(int32_t n_layers) {
+    enum { MAX_CALLS = 2048 };
+    const int32_t n = MAX_CALLS / n_layers;
+    return n < 1 ? 1 : n < CK_MAX_LAYOUT_PIECES ? n : CK_MAX_LAYOUT_PIECES;
+}
+
 /* A window's layout, and room for its masks. */
 static cellkv_status prepare_layout(cellkv_executor *executor, int32_t window) {
     struct ck_scratch *scratch = &executor->scratch;
     const int32_t extent = ck_windows_extent(&executor->windows, window,
                                              ck_pad_rows(ck_cells_extent(executor->cache->cells)));
-    cellkv_status status = ck_layout_build(&scratch->layouts[window], &scratch->steps[window].sight,
-                                           extent, executor->layout_limit);
+    cellkv_status status =
+        ck_layout_build(&scratch->layouts[window], &scratch->steps[window].sight, extent,
+                        executor->layout_limit, most_pieces(executor->cache->n_layers));
     return status == CELLKV_OK ? reserve_mask(scratch, &scratch->layouts[window]) : status;
 }
 

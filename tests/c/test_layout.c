@@ -187,7 +187,7 @@ static void check_mask(const struct ck_layout *layout, const struct ck_sight *si
 
 static void build_and_check(struct ck_layout *layout, const struct ck_sight *sight, int32_t extent,
                             enum ck_layout_limit limit) {
-    CHECK_OK(ck_layout_build(layout, sight, extent, limit));
+    CHECK_OK(ck_layout_build(layout, sight, extent, limit, CK_MAX_LAYOUT_PIECES));
     check_shape(layout, sight->n_queries, extent);
     check_mask(layout, sight);
     CHECK(limit == CK_LAYOUT_COPIES || layout->n_runs == layout->n_pieces);
@@ -203,7 +203,8 @@ static void test_random_sights_are_seen_exactly(void) {
         build_and_check(&layout, &example.sight, extent, CK_LAYOUT_ONE_CALL);
         build_and_check(&layout, &example.sight, extent, CK_LAYOUT_IN_PLACE);
         build_and_check(&layout, &example.sight, extent, CK_LAYOUT_COPIES);
-        CHECK_OK(ck_layout_build(&again, &example.sight, extent, CK_LAYOUT_COPIES));
+        CHECK_OK(ck_layout_build(&again, &example.sight, extent, CK_LAYOUT_COPIES,
+                                 CK_MAX_LAYOUT_PIECES));
         CHECK(ck_layout_equal(&layout, &again));
         n_whole += layout.n_pieces == 1;
         n_pieces += layout.n_pieces > 1;
@@ -260,7 +261,7 @@ static void test_sequences_apart_are_a_piece_each(void) {
     struct ck_layout layout = {0};
     CHECK_OK(ck_sight_build(&sight, cache->cells, 0, 16, 0));
     CHECK_OK(ck_layout_build(&layout, &sight, ck_pad_rows(ck_cells_extent(cache->cells)),
-                             CK_LAYOUT_COPIES));
+                             CK_LAYOUT_COPIES, CK_MAX_LAYOUT_PIECES));
     check_shape(&layout, 16, 16 * 1024);
     CHECK_EQUAL(layout.n_pieces, 16);
     for (int32_t p = 0; p < 16; p++) {
@@ -355,14 +356,24 @@ static void take_turns(int32_t n_queries) {
     }
 }
 
-static void test_more_pieces_than_the_limit_are_one_call(void) {
+static void test_more_pieces_than_the_limit_are_joined(void) {
     struct ck_layout layout = {0};
     take_turns(CK_MAX_LAYOUT_PIECES);
     build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
     CHECK_EQUAL(layout.n_pieces, CK_MAX_LAYOUT_PIECES);
     take_turns(CK_MAX_LAYOUT_PIECES + 1);
     build_and_check(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
-    CHECK_EQUAL(layout.n_pieces, 1);
+    CHECK(layout.mask_size <= (CK_MAX_LAYOUT_PIECES + 1) * 2 * BLOCK);
+    const int64_t n_one_call = 64LL * MAX_ROWS;
+    take_turns(64);
+    for (int32_t most = 1; most <= 64; most *= 2) {
+        CHECK_OK(ck_layout_build(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_IN_PLACE, most));
+        check_shape(&layout, 64, MAX_ROWS);
+        check_mask(&layout, &example.sight);
+        CHECK(layout.n_pieces <= most);
+        CHECK(layout.mask_size <= n_one_call);
+    }
+    CHECK_EQUAL(layout.n_pieces, 64);
     ck_layout_free(&layout);
 }
 
@@ -406,7 +417,8 @@ static void test_without_memory_the_build_is_refused(void) {
     take_turns(4);
     for (int n = 0;; n++) {
         cellkv_test_fail_allocation_after(n);
-        cellkv_status status = ck_layout_build(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES);
+        cellkv_status status = ck_layout_build(&layout, &example.sight, MAX_ROWS, CK_LAYOUT_COPIES,
+                                               CK_MAX_LAYOUT_PIECES);
         if (status == CELLKV_OK) {
             status = ck_layout_copy(&copy, &layout);
         }
@@ -429,7 +441,7 @@ int main(void) {
     RUN(test_clones_of_a_long_prefix_are_one_piece_where_that_is_cheaper);
     RUN(test_runs_are_copied_unless_little_is_between_them);
     RUN(test_sequences_in_the_same_blocks_are_one_call);
-    RUN(test_more_pieces_than_the_limit_are_one_call);
+    RUN(test_more_pieces_than_the_limit_are_joined);
     RUN(test_a_window_reads_only_its_own_blocks);
     RUN(test_copies_are_equal_and_outlive_the_next_build);
     RUN(test_without_memory_the_build_is_refused);
