@@ -1,4 +1,4 @@
-"""Prints the rows of README.md's tables from a run that was kept.
+"""Prints the rows of the tables in README.md and docs/devices.md from a run that was kept.
 
     python bench/readme_tables.py bench/baselines/NAME.json
 
@@ -104,6 +104,16 @@ def kv_types_rows(run: Run) -> list[str]:
     ]
 
 
+def layout_rows(run: Run) -> list[str]:
+    """sequences x context | one call, mixed, ms | in blocks, ms | pieces, ms | gain | gain"""
+    rows = []
+    for _, group, by_case in groups(run, "dense attention"):
+        *calls, pieces = by_case.values()
+        gains = [f"{call['median'] / pieces['median']:.1f}" for call in calls]
+        rows.append(line(group, *map(ms, (*calls, pieces)), *gains))
+    return rows
+
+
 def peer_rows(run: Run) -> list[str]:
     """sequences x tokens | split, ms | unified, ms | cellkv, ms | times as fast | weights' share"""
     return [line(*row) for row in report.rows(run)]
@@ -111,7 +121,14 @@ def peer_rows(run: Run) -> list[str]:
 
 def tables(run: Run) -> list[tuple[str, Sequence[str]]]:
     """Each table's columns and rows."""
-    makers = [attention_rows, idle_rows, sharers_rows, accuracy_rows, kv_types_rows]
+    makers = [
+        attention_rows,
+        layout_rows,
+        idle_rows,
+        sharers_rows,
+        accuracy_rows,
+        kv_types_rows,
+    ]
     if "cases" in run:
         makers = [peer_rows]
     return [(str(maker.__doc__), maker(run)) for maker in makers]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cellkv
+from readme_tables import layout_rows
 from rpc_servers import Server
 from test_examples import built
 
@@ -39,6 +41,19 @@ def test_it_says_of_each_device_whether_it_was_run(page: str) -> None:
     assert {name.split(",")[0] for name, _ in rows} == {"CPU", "RPC", "Metal", "CUDA", "Vulkan"}
     for _, words in rows:
         assert re.match(r"run here on \d{4}-\d\d-\d\d|never run yet", words), words
+
+
+@pytest.mark.parametrize(("title", "runs"), [("On the CPU", "[0-9]*"), ("Over RPC", "rpc-*")])
+def test_the_rows_of_its_figures_are_those_of_the_run_that_is_kept(
+    root: Path, page: str, title: str, runs: str
+) -> None:
+    (kept,) = (root / "bench" / "baselines").glob(f"{runs}.json")
+    ran = json.loads(kept.read_text())
+    section = page.partition(f"{title}, ")[2].partition("\n\n")[2].partition("\n\n")[0]
+    _, _, *rows = section.splitlines()
+    assert len(rows) >= 9
+    assert set(rows) <= set(layout_rows(ran))
+    assert ran["date"] in page.partition(f"{title}, ")[2].partition("\n\n")[0]
 
 
 def run(*command: str | Path) -> subprocess.CompletedProcess[str]:

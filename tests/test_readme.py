@@ -171,9 +171,14 @@ def test_it_names_every_weight_type(root: Path, readme: str) -> None:
 
 @pytest.fixture(scope="module")
 def kept_runs(root: Path) -> dict[str, dict[str, Any]]:
-    """The runs in bench/baselines: one of `make bench`, and at most one beside llama.cpp."""
+    """The runs in bench/baselines: one of `make bench`, and at most one beside llama.cpp.
+
+    What ran over RPC is for docs/devices.md.
+    """
     runs = {}
     for path in (root / "bench/baselines").glob("*.json"):
+        if path.name.startswith("rpc-"):
+            continue
         name = "peer" if path.name.startswith("peer-") else "bench"
         assert name not in runs, path
         runs[name] = json.loads(path.read_text())
