@@ -100,7 +100,7 @@ def main() -> int:
         run(["meson", "setup", "build", *BUILD_FLAGS], tree)
         build(tree)
         everything = sorted({test for mutant in mutants for test in mutant.tests})
-        if (healthy := run_tests(tree, "-n", "auto", *everything)).returncode != 0:
+        if (healthy := run_tests(tree, *everything)).returncode != 0:
             print(healthy.stdout)
             return 1
         survivors = 0
