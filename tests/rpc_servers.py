@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from types import TracebackType
 
 PR_SET_PDEATHSIG = 1
 
@@ -40,12 +39,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.kill()
 
     def kill(self) -> None:

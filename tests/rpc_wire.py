@@ -16,7 +16,6 @@ import termios
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 COMMANDS = (
@@ -81,12 +80,7 @@ class Wire:
     def __enter__(self) -> Wire:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._listener.close()
         for link in self._links:
             link.close()

@@ -15,19 +15,12 @@ enum {
     POLL = 1,
 };
 
-typedef void (*any_function)(void);
-
 typedef ggml_threadpool_t (*new_threads_t)(struct ggml_threadpool_params *params);
 typedef void (*free_threads_t)(ggml_threadpool_t threads);
 typedef void (*set_threads_t)(ggml_backend_t backend, ggml_threadpool_t threads);
 
-/* What a backend offers beyond ggml's common interface is asked for by name: a CPU backend loaded
- * at run time is then as good as a linked one. NULL if it does not offer it. */
-static any_function find_function(ggml_backend_dev_t device, const char *name) {
-    void *address = ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(device), name);
-    any_function function;
-    memcpy(&function, &address, sizeof function); /* C has no cast for it, POSIX has the promise */
-    return function;
+static ck_function find_function(ggml_backend_dev_t device, const char *name) {
+    return ck_registry_function(ggml_backend_dev_backend_reg(device), name);
 }
 
 /* Threads that live as long as the executor: ggml would otherwise start new ones for each graph. */

@@ -63,12 +63,22 @@ static void add_pin(cellkv_graph *graph, const struct ck_pin *pin) {
     graph->pins[graph->n_pins++] = *pin;
 }
 
+static bool is_layer(cellkv_graph *graph, const char *call, int32_t index) {
+    const int32_t n_layers = graph->shared->program->n_layers;
+    if (index >= 0 && index < n_layers) {
+        return true;
+    }
+    FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "%s: layer %d is outside [0, %d)", call, index,
+              n_layers);
+    return false;
+}
+
 void cellkv_graph_place(cellkv_graph *graph, int32_t layer, struct ggml_tensor *tensor) {
     const struct ck_graph_context *shared = graph->shared;
-    if (layer < 0 || layer >= shared->program->n_layers) {
-        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "place: layer %d is outside [0, %d)", layer,
-                  shared->program->n_layers);
-    } else if (tensor == NULL || tensor->op == GGML_OP_NONE) {
+    if (!is_layer(graph, "place", layer)) {
+        return;
+    }
+    if (tensor == NULL || tensor->op == GGML_OP_NONE) {
         FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "place, layer %d: the tensor is %s", layer,
                   tensor == NULL ? "NULL" : "no op's result");
     } else if (shared->devices->is_split &&
@@ -137,9 +147,7 @@ static bool check_params(cellkv_graph *graph, int32_t index, const struct ggml_t
 }
 
 static bool check_layer(cellkv_graph *graph, int32_t index) {
-    if (index < 0 || index >= graph->shared->program->n_layers) {
-        FAIL_ONCE(graph, CELLKV_ERROR_BAD_GRAPH, "attend: layer %d is outside [0, %d)", index,
-                  graph->shared->program->n_layers);
+    if (!is_layer(graph, "attend", index)) {
         return false;
     }
     if (graph->attended[index]) {

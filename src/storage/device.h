@@ -36,6 +36,11 @@ ggml_backend_dev_t ck_device_cpu(void);
 void ck_registry_enter(void);
 void ck_registry_leave(void);
 
+/* What a backend offers beyond ggml's common interface is asked for by name: one loaded at run time
+ * is then as good as a linked one. The caller knows the function's type. NULL: not offered. */
+typedef void (*ck_function)(void);
+ck_function ck_registry_function(ggml_backend_reg_t registry, const char *name);
+
 /* Threads for the CPU where none are asked for: one per core, at most 16. */
 int32_t ck_default_threads(void);
 

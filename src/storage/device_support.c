@@ -4,6 +4,13 @@
 #include <stddef.h>
 #include <string.h>
 
+ck_function ck_registry_function(ggml_backend_reg_t registry, const char *name) {
+    void *address = ggml_backend_reg_get_proc_address(registry, name);
+    ck_function function;
+    memcpy(&function, &address, sizeof function); /* C has no cast for it, POSIX has the promise */
+    return function;
+}
+
 static bool is_of(ggml_backend_dev_t device, const char *registry) {
     return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), registry) == 0;
 }

@@ -57,9 +57,9 @@ static ggml_backend_reg_t find_registered(const char *name) {
     return found;
 }
 
-void *ck_rpc_function(const char *name) {
+ck_function ck_rpc_function(const char *name) {
     ggml_backend_reg_t rpc = find_registered("RPC");
-    return rpc != NULL ? ggml_backend_reg_get_proc_address(rpc, name) : NULL;
+    return rpc != NULL ? ck_registry_function(rpc, name) : NULL;
 }
 
 /* ---- addresses ---- */
@@ -223,9 +223,7 @@ static ggml_backend_reg_t find_server(const struct address *address) {
 }
 
 static cellkv_status add_server(const struct address *address, ggml_backend_reg_t *server) {
-    add_server_t add;
-    void *function = ck_rpc_function("ggml_backend_rpc_add_server");
-    memcpy(&add, &function, sizeof add); /* C has no cast for it, POSIX has the promise */
+    const add_server_t add = (add_server_t)ck_rpc_function("ggml_backend_rpc_add_server");
     *server = add(address->endpoint);
     if (*server == NULL) {
         return ck_fail(CELLKV_ERROR_NETWORK, "rpc://%s: the server lends no device", address->text);

@@ -6,6 +6,8 @@
 
 #include <cellkv/status.h>
 
+#include "device.h"
+
 #define CK_RPC_SCHEME "rpc://"
 
 /* The device of an address, "host:port" or "host:port/index". The server's devices are registered
@@ -15,6 +17,6 @@
 cellkv_status ck_rpc_find(const char *address, ggml_backend_dev_t *device);
 
 /* A function of ggml's RPC by name; NULL: this ggml was built without it. */
-void *ck_rpc_function(const char *name);
+ck_function ck_rpc_function(const char *name);
 
 #endif

@@ -87,9 +87,7 @@ cellkv_status cellkv_rpc_server_run(const cellkv_rpc_server_config *config) {
     if (status != CELLKV_OK) {
         return status;
     }
-    start_server_t start;
-    void *function = ck_rpc_function("ggml_backend_rpc_start_server");
-    memcpy(&start, &function, sizeof start); /* C has no cast for it, POSIX has the promise */
+    const start_server_t start = (start_server_t)ck_rpc_function("ggml_backend_rpc_start_server");
     if (start == NULL) {
         return ck_fail(CELLKV_ERROR_UNSUPPORTED, "this ggml was built without RPC");
     }
